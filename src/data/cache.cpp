@@ -24,7 +24,6 @@
 #include <lockstep/data/file_datasets.h>
 #include <lockstep/world/world.h>
 
-#include "base/assertion.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "data/batch_columns.h"
@@ -291,7 +290,10 @@ std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, c
         throw;
       }
       cached = open_files(*data, directory);
-      LOCKSTEP_ASSERT(cached != nullptr, "the cache was just written");
+      if (!cached) {
+        throw DataError(fmt::format("the cache in {} was just written, and cannot be used", directory.string()),
+                        "the message before this one says why; Dataset::fingerprint() has to be the same in each call");
+      }
     }
   });
   return cached;

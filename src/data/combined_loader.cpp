@@ -11,14 +11,19 @@
 #include "base/json.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "data/epoch_begin.h"
 #include "data/step_plan.h"
 
 namespace lockstep {
 
 namespace {
 
-Json to_json(const LoaderPosition& position) {
-  return {position.epoch, position.consumed, position.dataset_size, position.global_batch, position.state};
+Json to_json(const std::vector<LoaderPosition>& positions) {
+  Json json = Json::array();
+  for (const LoaderPosition& at : positions) {
+    json.push_back(Json::array({at.epoch, at.consumed, at.dataset_size, at.global_batch, at.state}));
+  }
+  return json;
 }
 
 LoaderPosition position_of(const Json& json) {
@@ -32,23 +37,32 @@ LoaderPosition position_of(const Json& json) {
           .state = value_as<std::string>(json[4], "state")};
 }
 
-/// The positions of the loaders, and which of them have ended an epoch in this one.
-std::pair<std::vector<LoaderPosition>, std::vector<bool>> parse_state(const std::string& text, std::size_t loaders) {
-  std::pair<std::vector<LoaderPosition>, std::vector<bool>> state;
+/// What the text of a position has.
+struct CombinedState {
+  std::vector<LoaderPosition> loaders{};
+  std::vector<bool> ended{};
+  std::vector<LoaderPosition> began{};
+};
+
+CombinedState parse_state(const std::string& text, std::size_t loaders) {
+  CombinedState state;
   try {
     const Json json = parse_json(text);
     for (const Json& each : member(json, "loaders")) {
-      state.first.push_back(position_of(each));
+      state.loaders.push_back(position_of(each));
     }
-    state.second = member_as<std::vector<bool>>(json, "ended");
+    state.ended = member_as<std::vector<bool>>(json, "ended");
+    for (const Json& each : member(json, "began")) {
+      state.began.push_back(position_of(each));
+    }
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("checkpoint position: found '{}', expected the position of combined loaders: {}",
                                       printable(text), error.what()),
                           "resume with the data of the checkpoint, or start over with --fresh");
   }
-  if (state.first.size() != loaders || state.second.size() != loaders) {
+  if (state.loaders.size() != loaders || state.ended.size() != loaders || state.began.size() != loaders) {
     throw CheckpointError(
-        fmt::format("checkpoint position: found {} combined loaders, expected {}", state.first.size(), loaders),
+        fmt::format("checkpoint position: found {} combined loaders, expected {}", state.loaders.size(), loaders),
         "resume with the loaders of the checkpoint, or start over with --fresh");
   }
   return state;
@@ -64,18 +78,20 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
   if (const auto null = std::ranges::find(loaders_, nullptr); null != loaders_.end()) {
     throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()));
   }
+  began_ = mapped(loaders_, &BatchSource::position);
 }
 
 // A loader may fail, or end, after others have given their part of the step. They go back only if next() is called
 // again, because seek() of a stream may take long.
 const StepBatches* CombinedLoader::next() {
-  before_.resize(loaders_.size());
-  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
-    if (has_failed_) {
-      loaders_[loader]->seek(before_[loader]);
-    } else {
-      before_[loader] = loaders_[loader]->position();
-    }
+  if (steps_ == 0 && !has_failed_) {  // the program may have looked at a batch of a loader
+    std::ranges::for_each(loaders_, [](BatchSource* loader) { seek_epoch_begin(*loader); });
+    began_ = mapped(loaders_, &BatchSource::position);
+  }
+  if (has_failed_) {
+    seek_loaders(before_);
+  } else {
+    before_ = mapped(loaders_, &BatchSource::position);
   }
   ended_ = has_failed_ ? ended_before_ : ended_;
   ended_before_ = ended_;
@@ -150,6 +166,13 @@ void CombinedLoader::begin_epoch() {
   ++epoch_;
   steps_ = 0;
   ended_.assign(ended_.size(), false);
+  began_ = mapped(loaders_, &BatchSource::position);
+}
+
+void CombinedLoader::seek_loaders(const std::vector<LoaderPosition>& positions) {
+  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
+    loaders_[loader]->seek(positions[loader]);
+  }
 }
 
 std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
@@ -176,19 +199,19 @@ bool CombinedLoader::has_one_reader() const {
 
 // Counts whole steps of all loaders; the positions of the loaders complete it.
 LoaderPosition CombinedLoader::position() const {
-  Json loaders = Json::array();
+  const std::vector<LoaderPosition> loaders = has_failed_ ? before_ : mapped(loaders_, &BatchSource::position);
   std::int64_t global_batch = 0;
-  for (std::size_t loader = 0; loader < loaders_.size(); ++loader) {
-    const LoaderPosition position = has_failed_ ? before_[loader] : loaders_[loader]->position();
+  for (const LoaderPosition& position : loaders) {
     global_batch = mode_ == CombineMode::sequential ? std::max(global_batch, position.global_batch)
                                                     : global_batch + position.global_batch;
-    loaders.push_back(to_json(position));
   }
   global_batch = std::max<std::int64_t>(global_batch, 1);  // a source of the program may not know its own
   return {.epoch = epoch_,
           .consumed = steps_ * global_batch,
           .global_batch = global_batch,
-          .state = dump_json({{"loaders", std::move(loaders)}, {"ended", has_failed_ ? ended_before_ : ended_}})};
+          .state = dump_json({{"loaders", to_json(loaders)},
+                              {"ended", has_failed_ ? ended_before_ : ended_},
+                              {"began", to_json(began_)}})};
 }
 
 void CombinedLoader::seek(const LoaderPosition& position) {
@@ -197,19 +220,19 @@ void CombinedLoader::seek(const LoaderPosition& position) {
     if (position.consumed > 0) {
       throw CheckpointError("checkpoint position: the positions of the combined loaders are missing");
     }
-    for (BatchSource* loader : loaders_) {
-      loader->seek({.epoch = position.epoch});
+    if (position.epoch != epoch_) {  // nobody knows where its loaders would begin after those before
+      began_.assign(loaders_.size(), {.epoch = position.epoch});
     }
+    seek_loaders(began_);
     ended_.assign(ended_.size(), false);
   } else {
-    const auto [positions, ended] = parse_state(position.state, loaders_.size());
-    for (std::size_t i = 0; i < loaders_.size(); ++i) {
-      loaders_[i]->seek(positions[i]);
-    }
-    ended_ = ended;
+    CombinedState state = parse_state(position.state, loaders_.size());
+    seek_loaders(state.loaders);
+    ended_ = std::move(state.ended);
     for (std::size_t i = 0; i < loaders_.size(); ++i) {  // with another global batch its epoch may be over here
-      ended_[i] = ended_[i] || loaders_[i]->position().epoch > positions[i].epoch;
+      ended_[i] = ended_[i] || loaders_[i]->position().epoch > state.loaders[i].epoch;
     }
+    began_ = std::move(state.began);
   }
   epoch_ = position.epoch;
   steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);

@@ -17,6 +17,7 @@
 #include "base/crc32c.h"
 #include "base/mapped.h"
 #include "base/splitmix.h"
+#include "data/batch_columns.h"
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "data/stacker.h"
@@ -33,9 +34,6 @@ std::uint32_t crc_of(std::span<const T> values) {
 /// ", input [1000, 10] Float 1a2b3c4d": hashes only the first and the last row, so that the cost does not depend on the
 /// size.
 std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return {};
-  }
   const std::int64_t rows = tensor.size(0);
   const at::Tensor ends =
       at::cat({tensor.narrow(0, 0, std::min<std::int64_t>(rows, 1)),
@@ -47,32 +45,38 @@ std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
                      crc_of(bytes));
 }
 
-/// Rows are copied as bytes, so the memory must have the values.
-at::Tensor as_stored(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().resolve_conj().resolve_neg() : tensor;
-}
-
 class TensorDataset final : public Dataset {
  public:
-  TensorDataset(const at::Tensor& input, const at::Tensor& target, float scale)
-      : input_(as_stored(input)), target_(as_stored(target)), scale_(scale) {}
+  /// `scale`: of `input`; 0: none.
+  TensorDataset(NamedTensors columns, float scale) : columns_(std::move(columns)), scale_(scale) {
+    for (auto& [name, rows] : columns_) {  // rows are copied as bytes, so the memory must have the values
+      rows = rows.detach().resolve_conj().resolve_neg();
+    }
+  }
 
-  std::int64_t size() const override { return input_.size(0); }
+  std::int64_t size() const override { return columns_.front().second.size(0); }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
     check_ids("tensor data set", ids, size());
-    return {.input = gather_rows(input_, ids, memory_, scale_),
-            .target = target_.defined() ? gather_rows(target_, ids, memory_) : at::Tensor()};
+    NamedTensors picked;
+    picked.reserve(columns_.size());
+    for (const auto& [name, rows] : columns_) {
+      picked.emplace_back(name, gather_rows(rows, ids, memory_, name == "input" ? scale_ : 0));
+    }
+    return batch_of(std::move(picked));
   }
 
   std::string fingerprint() const override {
-    return Dataset::fingerprint() + describe_rows("input", input_) + describe_rows("target", target_);
+    std::string text = Dataset::fingerprint();
+    for (const auto& [name, rows] : columns_) {
+      text += describe_rows(name, rows);
+    }
+    return text;
   }
 
  private:
-  at::Tensor input_;
-  at::Tensor target_;
-  float scale_;  // 0: none
+  NamedTensors columns_;
+  float scale_;
   mutable RecycledMemory memory_{};
 };
 
@@ -195,26 +199,28 @@ class Concat final : public Dataset {
   std::vector<std::int64_t> begins_{0};  // of each part, and the end
 };
 
-void check_has_rows(std::string_view name, const at::Tensor& tensor) {
-  if (tensor.dim() == 0) {
-    throw DataError(fmt::format("tensor data set: {} has shape [], expected [N, ...]", name),
-                    "dimension 0 must be the samples");
-  }
-}
-
-std::shared_ptr<Dataset> make_tensor_dataset(const at::Tensor& input, const at::Tensor& target, float scale) {
-  if (!input.defined()) {
+std::shared_ptr<Dataset> make_tensor_dataset(const Batch& tensors, float scale) {
+  if (!tensors.input.defined()) {
     throw DataError("tensor data set: input is undefined, expected a tensor of shape [N, ...]");
   }
-  check_has_rows("input", input);
-  if (target.defined()) {
-    check_has_rows("target", target);
-    if (target.size(0) != input.size(0)) {
-      throw DataError(fmt::format("tensor data set: found {} targets, expected {}, one for each row of input",
-                                  target.size(0), input.size(0)));
+  if (tensors.extra.has_value()) {
+    throw DataError("tensor data set: found `extra`, expected tensors only",
+                    "use sample_dataset for samples with other values");
+  }
+  NamedTensors columns = columns_of(tensors);
+  for (const auto& [name, rows] : columns) {
+    if (!rows.defined() || rows.dim() == 0) {
+      throw DataError(
+          fmt::format("tensor data set: {} {}, expected {}[N, ...]", name,
+                      rows.defined() ? "has shape []" : "is undefined", rows.defined() ? "" : "a tensor of shape "),
+          "dimension 0 must be the samples");
+    }
+    if (rows.size(0) != tensors.input.size(0)) {
+      throw DataError(fmt::format("tensor data set: found {} rows of {}, expected {}, one for each row of input",
+                                  rows.size(0), name, tensors.input.size(0)));
     }
   }
-  return std::make_shared<TensorDataset>(input, target, scale);
+  return std::make_shared<TensorDataset>(std::move(columns), scale);
 }
 
 }  // namespace
@@ -227,8 +233,10 @@ std::uint64_t SampleSeed::operator()(std::int64_t sample) const noexcept {
 }
 
 std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target) {
-  return make_tensor_dataset(input, target, /*scale=*/0);
+  return make_tensor_dataset({.input = std::move(input), .target = std::move(target)}, /*scale=*/0);
 }
+
+std::shared_ptr<Dataset> tensor_dataset(const Batch& tensors) { return make_tensor_dataset(tensors, /*scale=*/0); }
 
 std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor target, float scale) {
   if (bytes.defined() && bytes.scalar_type() != at::kByte) {
@@ -239,7 +247,7 @@ std::shared_ptr<Dataset> scaled_bytes_dataset(at::Tensor bytes, at::Tensor targe
   if (!(scale > 0)) {
     throw DataError(fmt::format("scaled bytes data set: scale is {}, expected a number above 0", scale));
   }
-  return make_tensor_dataset(bytes, target, scale);
+  return make_tensor_dataset({.input = std::move(bytes), .target = std::move(target)}, scale);
 }
 
 std::shared_ptr<Dataset> sample_dataset(std::int64_t size,

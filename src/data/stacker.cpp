@@ -11,42 +11,20 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/ceil_div.h"
+#include "base/mapped.h"
 #include "data/for_each_tensor.h"
 
 namespace lockstep {
 
 namespace {
 
-/// The shapes are equal except for `dimension` (-1: no exception).
-bool same_shape(at::IntArrayRef a, at::IntArrayRef b, std::int64_t dimension) {
-  if (a.size() != b.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] != b[i] && static_cast<std::int64_t>(i) != dimension) {
-      return false;
-    }
-  }
-  return true;
-}
-
 std::int64_t padded_length(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
   std::int64_t longest = 0;
   for (const at::Tensor& tensor : tensors) {
     longest = std::max(longest, tensor.size(dimension));
   }
-  return (longest + padding.multiple_of - 1) / padding.multiple_of * padding.multiple_of;
-}
-
-at::Tensor stack_padded(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
-  std::vector<std::int64_t> sizes = tensors.front().sizes().vec();
-  sizes[static_cast<std::size_t>(dimension)] = padded_length(tensors, padding, dimension);
-  sizes.insert(sizes.begin(), static_cast<std::int64_t>(tensors.size()));
-  const at::Tensor stacked = at::full(sizes, padding.value, tensors.front().options());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    stacked.select(0, static_cast<std::int64_t>(i)).narrow(dimension, 0, tensors[i].size(dimension)).copy_(tensors[i]);
-  }
-  return stacked;
+  return ceil_div(longest, padding.multiple_of) * padding.multiple_of;
 }
 
 at::Tensor mask_of(const std::vector<at::Tensor>& tensors, const Padding& padding, std::int64_t dimension) {
@@ -60,6 +38,44 @@ at::Tensor mask_of(const std::vector<at::Tensor>& tensors, const Padding& paddin
 }
 
 }  // namespace
+
+/// The shapes are equal except for the padded dimensions.
+bool Stacker::Column::fits(at::IntArrayRef shape) const {
+  const at::IntArrayRef expected = tensors.front().sizes();
+  if (shape.size() != expected.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    const bool is_padded = std::ranges::find(padded, static_cast<std::int64_t>(i), &Padded::dimension) != padded.end();
+    if (shape[i] != expected[i] && !is_padded) {
+      return false;
+    }
+  }
+  return true;
+}
+
+at::Tensor Stacker::Column::stacked() const {
+  if (!tensors.front().defined()) {
+    return {};
+  }
+  if (padded.empty()) {
+    return at::stack(tensors);
+  }
+  std::vector<std::int64_t> sizes = tensors.front().sizes().vec();
+  for (const auto& [padding, dimension] : padded) {
+    sizes[static_cast<std::size_t>(dimension)] = padded_length(tensors, *padding, dimension);
+  }
+  sizes.insert(sizes.begin(), std::ssize(tensors));
+  const at::Tensor all = at::full(sizes, padded.front().padding->value, tensors.front().options());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    at::Tensor place = all.select(0, static_cast<std::int64_t>(i));
+    for (const auto& [padding, dimension] : padded) {
+      place = place.narrow(dimension, 0, tensors[i].size(dimension));
+    }
+    place.copy_(tensors[i]);
+  }
+  return all;
+}
 
 void Stacker::add(std::int64_t id, Batch sample) {
   ids_.push_back(id);
@@ -82,22 +98,18 @@ void Stacker::add(std::int64_t id, Batch sample) {
 }
 
 Batch Stacker::stacked() {
-  const auto stack = [](const Column& column) {
-    if (!column.tensors.front().defined()) {
-      return at::Tensor();
-    }
-    return column.padding ? stack_padded(column.tensors, *column.padding, column.dimension) : at::stack(column.tensors);
-  };
   Batch batch;
-  batch.input = stack(columns_[0]);
-  batch.target = stack(columns_[1]);
-  batch.weight = stack(columns_[2]);
+  batch.input = columns_[0].stacked();
+  batch.target = columns_[1].stacked();
+  batch.weight = columns_[2].stacked();
   for (std::size_t column = 3; column < columns_.size(); ++column) {
-    batch.fields.emplace_back(columns_[column].name, stack(columns_[column]));
+    batch.fields.emplace_back(columns_[column].name, columns_[column].stacked());
   }
   for (const Column& column : columns_) {
-    if (column.padding && !column.padding->mask.empty()) {
-      batch.fields.emplace_back(column.padding->mask, mask_of(column.tensors, *column.padding, column.dimension));
+    for (const auto& [padding, dimension] : column.padded) {
+      if (!padding->mask.empty()) {
+        batch.fields.emplace_back(padding->mask, mask_of(column.tensors, *padding, dimension));
+      }
     }
   }
   if (has_extra_) {
@@ -110,19 +122,24 @@ void Stacker::add_column(const std::string& name, const at::Tensor& first) {
   Column& column = columns_.emplace_back();
   column.name = name;
   column.tensors.reserve(samples_);
-  const auto padding = std::ranges::find(paddings_, name, &Padding::field);
-  if (padding == paddings_.end() || !first.defined()) {
-    return;
-  }
-  column.padding = &*padding;
-  column.dimension = padding->dimension < 0 ? padding->dimension + first.dim() : padding->dimension;
-  if (column.dimension < 0 || column.dimension >= first.dim()) {
-    throw DataError(fmt::format("sample {}: found {} of shape [{}], expected dimension {} to pad", ids_.front(), name,
-                                fmt::join(first.sizes(), ", "), padding->dimension));
-  }
-  if (c10::isIntegralType(first.scalar_type(), /*includeBool=*/true) && padding->value != std::trunc(padding->value)) {
-    throw DataError(fmt::format("padding of '{}': value is {}, expected a whole number for type {}", name,
-                                padding->value, c10::toString(first.scalar_type())));
+  for (const Padding& padding : paddings_) {
+    if (padding.field != name || !first.defined()) {
+      continue;
+    }
+    const std::int64_t dimension = padding.dimension < 0 ? padding.dimension + first.dim() : padding.dimension;
+    if (dimension < 0 || dimension >= first.dim()) {
+      throw DataError(fmt::format("sample {}: found {} of shape [{}], expected dimension {} to pad", ids_.front(), name,
+                                  fmt::join(first.sizes(), ", "), padding.dimension));
+    }
+    if (std::ranges::find(column.padded, dimension, &Padded::dimension) != column.padded.end()) {
+      throw DataError(fmt::format("padding of '{}': dimension {} of shape [{}] is padded twice", name, dimension,
+                                  fmt::join(first.sizes(), ", ")));
+    }
+    if (c10::isIntegralType(first.scalar_type(), /*includeBool=*/true) && padding.value != std::trunc(padding.value)) {
+      throw DataError(fmt::format("padding of '{}': value is {}, expected a whole number for type {}", name,
+                                  padding.value, c10::toString(first.scalar_type())));
+    }
+    column.padded.push_back({&padding, dimension});
   }
 }
 
@@ -165,14 +182,16 @@ void Stacker::check_same(std::int64_t id, const Column& column, const at::Tensor
   if (!found.defined()) {
     return;
   }
-  if (!same_shape(found.sizes(), expected.sizes(), column.padding ? column.dimension : -1)) {
-    throw DataError(fmt::format("sample {}: found {} of shape [{}], expected [{}]{} as in sample {}", id, name,
-                                fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "),
-                                column.padding ? fmt::format(" with any size of dimension {}", column.dimension) : "",
-                                ids_.front()),
-                    column.padding
-                        ? "only one dimension of a tensor is padded"
-                        : "the samples of a batch are stacked: give them one shape, or pad them with padded()");
+  if (!column.fits(found.sizes())) {
+    const auto dimensions = mapped(column.padded, &Padded::dimension);
+    throw DataError(
+        fmt::format(
+            "sample {}: found {} of shape [{}], expected [{}]{} as in sample {}", id, name,
+            fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "),
+            dimensions.empty() ? "" : fmt::format(" with any size of dimension {}", fmt::join(dimensions, " and ")),
+            ids_.front()),
+        dimensions.empty() ? "the samples of a batch are stacked: give them one shape, or pad them with padded()"
+                           : "give the samples one size in the other dimensions, or pad these too");
   }
   if (found.scalar_type() != expected.scalar_type()) {
     throw DataError(fmt::format("sample {}: found {} of type {}, expected {} as in sample {}", id, name,
@@ -217,10 +236,10 @@ void check_paddings(std::span<const Padding> paddings) {
       problems.push_back({fmt::format("padding of '{}': multiple_of is {}, expected 1 or more", padding->field,
                                       padding->multiple_of)});
     }
-    if (std::ranges::find(before, padding->field, &Padding::field) != before.end()) {
-      problems.push_back(
-          {fmt::format("padding of '{}': found two paddings of this field, expected one", padding->field),
-           "one dimension of a tensor is padded: give the samples one size in the others, for example with map()"});
+    if (const auto same = std::ranges::find(before, padding->field, &Padding::field);
+        same != before.end() && same->value != padding->value) {
+      problems.push_back({fmt::format("padding of '{}': found the values {} and {}, expected one for all dimensions",
+                                      padding->field, same->value, padding->value)});
     }
     if (!padding->mask.empty() && std::ranges::find(before, padding->mask, &Padding::mask) != before.end()) {
       problems.push_back(

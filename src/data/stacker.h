@@ -25,11 +25,16 @@ class Stacker {
   Batch stacked();
 
  private:
+  struct Padded {
+    const Padding* padding = nullptr;
+    std::int64_t dimension = 0;  // from 0
+  };
   struct Column {
     std::string name{};
     std::vector<at::Tensor> tensors{};
-    const Padding* padding = nullptr;
-    std::int64_t dimension = 0;  // of the padding, from 0
+    std::vector<Padded> padded{};
+    bool fits(at::IntArrayRef shape) const;
+    at::Tensor stacked() const;
   };
   void add_column(const std::string& name, const at::Tensor& first);
   void add_tensor(std::size_t position, const std::string& name, at::Tensor tensor);

@@ -1,5 +1,8 @@
+#include <string>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/padding.h>
@@ -33,13 +36,18 @@ Batch stack_samples(const Dataset& data, std::span<const std::int64_t> ids, cons
 /// The seed with which a mapped data set is read.
 SampleSeed inner_seed(const SampleSeed& seed) { return {.seed = splitmix(seed.seed), .epoch = seed.epoch}; }
 
+/// `name`: of the function that changes the data; empty: it has none.
+std::string mapped_fingerprint(const Dataset& data, const std::string& name) {
+  return name.empty() ? data.fingerprint() : fmt::format("{} mapped by {}", data.fingerprint(), name);
+}
+
 class Mapped final : public Dataset {
  public:
-  Mapped(std::shared_ptr<const Dataset> data, std::function<Batch(Batch, std::uint64_t)> f)
-      : data_(std::move(data)), f_(std::move(f)) {}
+  Mapped(std::shared_ptr<const Dataset> data, std::function<Batch(Batch, std::uint64_t)> f, std::string name)
+      : data_(std::move(data)), f_(std::move(f)), name_(std::move(name)) {}
 
   std::int64_t size() const override { return data_->size(); }
-  std::string fingerprint() const override { return data_->fingerprint(); }
+  std::string fingerprint() const override { return mapped_fingerprint(*data_, name_); }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
     return stack_samples(*data_, ids, inner_seed(seed), {}, [&](const std::int64_t& id, Batch sample) {
@@ -50,15 +58,16 @@ class Mapped final : public Dataset {
  private:
   std::shared_ptr<const Dataset> data_;
   std::function<Batch(Batch, std::uint64_t)> f_;
+  std::string name_;
 };
 
 class MappedBatches final : public Dataset {
  public:
-  MappedBatches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch)> f)
-      : data_(std::move(data)), f_(std::move(f)) {}
+  MappedBatches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch)> f, std::string name)
+      : data_(std::move(data)), f_(std::move(f)), name_(std::move(name)) {}
 
   std::int64_t size() const override { return data_->size(); }
-  std::string fingerprint() const override { return data_->fingerprint(); }
+  std::string fingerprint() const override { return mapped_fingerprint(*data_, name_); }
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
     Batch batch = data_->get(ids, seed);
@@ -75,6 +84,7 @@ class MappedBatches final : public Dataset {
  private:
   std::shared_ptr<const Dataset> data_;
   std::function<Batch(Batch)> f_;
+  std::string name_;
 };
 
 class Padded final : public Dataset {
@@ -107,14 +117,15 @@ void check_map_arguments(const char* name, const std::shared_ptr<const Dataset>&
 }  // namespace
 
 std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
-                             std::function<Batch(Batch sample, std::uint64_t seed)> f) {
+                             std::function<Batch(Batch sample, std::uint64_t seed)> f, std::string name) {
   check_map_arguments("map", data, f);
-  return std::make_shared<Mapped>(std::move(data), std::move(f));
+  return std::make_shared<Mapped>(std::move(data), std::move(f), std::move(name));
 }
 
-std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch batch)> f) {
+std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch batch)> f,
+                                     std::string name) {
   check_map_arguments("map_batches", data, f);
-  return std::make_shared<MappedBatches>(std::move(data), std::move(f));
+  return std::make_shared<MappedBatches>(std::move(data), std::move(f), std::move(name));
 }
 
 std::shared_ptr<Dataset> padded(std::shared_ptr<const Dataset> data, std::vector<Padding> paddings) {

@@ -72,18 +72,29 @@ at::Tensor counted_targets(const at::Tensor& targets, std::optional<std::int64_t
   return ignore_index ? targets != *ignore_index : at::ones_like(targets, at::kBool);
 }
 
-/// Values outside of 0 to 1 say that all are logits. Does not wait for the device.
-at::Tensor probabilities(const at::Tensor& scores, const at::Tensor& of_logits) {
-  const at::Tensor are_probabilities = ((scores >= 0).logical_and(scores <= 1)).all();
-  return at::where(are_probabilities, scores, of_logits);
-}
+/// One such value says that all values of the data set are logits. NaN says nothing.
+at::Tensor are_no_probabilities(const at::Tensor& scores) { return (scores < 0).logical_or(scores > 1); }
 
-/// Predictions and targets of labels, int64 [N, L] with 0 and 1; and which targets count.
-struct LabelBatch {
+/// Predictions and targets of classes, int64 [N]; and which targets count.
+struct ClassBatch {
   at::Tensor predictions{};
   at::Tensor targets{};
   at::Tensor counted{};
 };
+
+/// Targets of labels, int64 [N, L] with 0 and 1, and which of them count. An update cannot know whether the data set
+/// has logits, so there are two predictions of each: if its values are probabilities, and if they are logits.
+struct LabelBatch {
+  at::Tensor predictions{};  // int64 [2, N, L] with 0 and 1
+  at::Tensor targets{};
+  at::Tensor counted{};
+  at::Tensor logits{};  // how many values can only be logits, 0-dim
+};
+
+/// The part of a state [2, ...] that is right for the whole data set.
+at::Tensor of_all_labels(const at::Tensor& state, const at::Tensor& logits) {
+  return at::where(logits > 0, state[1], state[0]);
+}
 
 /// [N, L, ...] -> [N * ..., L]; binary: [...] -> [N, 1]
 at::Tensor in_columns(const at::Tensor& tensor, std::int64_t labels, bool is_binary) {
@@ -99,22 +110,24 @@ void check_label_shapes(const at::Tensor& predictions, const at::Tensor& targets
 LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t labels, bool is_binary,
                        double threshold, std::optional<std::int64_t> ignore_index) {
   check_label_shapes(predictions, targets, labels, is_binary);
-  LabelBatch batch{.predictions = in_columns(predictions, labels, is_binary),
-                   .targets = class_ids(in_columns(targets, labels, is_binary))};
+  LabelBatch batch{.targets = class_ids(in_columns(targets, labels, is_binary))};
   batch.counted = counted_targets(batch.targets, ignore_index);
   check_range("target", batch.targets, batch.counted, 2);
-  if (batch.predictions.is_floating_point()) {
-    batch.predictions = probabilities(batch.predictions, batch.predictions.sigmoid()) > threshold;
+  const at::Tensor values = in_columns(predictions, labels, is_binary);
+  if (values.is_floating_point()) {
+    batch.predictions = at::stack({values > threshold, values.sigmoid() > threshold}).to(at::kLong);
+    batch.logits = are_no_probabilities(values).sum();
+  } else {
+    batch.predictions = values.to(at::kLong).expand({2, -1, -1});
+    batch.logits = at::zeros({}, batch.predictions.options());
   }
-  batch.predictions = batch.predictions.to(at::kLong);
   check_range("prediction", batch.predictions, batch.counted, 2);
   return batch;
 }
 
-/// Predicted classes and targets, int64 [N], and which targets count.
-LabelBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t classes,
+ClassBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t classes,
                        std::int64_t top_k, std::optional<std::int64_t> ignore_index) {
-  LabelBatch batch{.targets = class_ids(targets.reshape({-1}))};
+  ClassBatch batch{.targets = class_ids(targets.reshape({-1}))};
   batch.counted = counted_targets(batch.targets, ignore_index);
   if (predictions.dim() == targets.dim() + 1 && predictions.size(1) == classes &&
       predictions.numel() == targets.numel() * classes) {
@@ -146,12 +159,17 @@ at::Tensor safe_divide(const at::Tensor& numerator, const at::Tensor& denominato
 
 StatScores::StatScores(const ClassificationOptions& options)
     : options_(options),
-      true_positives_(add_sum(
-          "true_positives",
-          {columns_of("classification metric", {options.task, options.classes, options.threshold, options.top_k})})),
-      predicted_(add_sum("predicted", true_positives_.sizes())),
-      targets_(add_sum("targets", true_positives_.sizes())),
-      total_(add_sum("total", true_positives_.sizes())) {}
+      targets_(add_sum("targets", {columns_of("classification metric",
+                                              {options.task, options.classes, options.threshold, options.top_k})})),
+      total_(add_sum("total", targets_.sizes())),
+      true_positives_(add_sum("true_positives", prediction_shape())),
+      predicted_(add_sum("predicted", prediction_shape())),
+      logits_(add_sum("logits")) {}
+
+std::vector<std::int64_t> StatScores::prediction_shape() const {
+  const std::int64_t columns = targets_.size(0);
+  return options_.task == Classification::multiclass ? std::vector{columns} : std::vector<std::int64_t>{2, columns};
+}
 
 void StatScores::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
@@ -163,7 +181,7 @@ void StatScores::update(const at::Tensor& predictions, const at::Tensor& targets
 }
 
 void StatScores::count_classes(const at::Tensor& predictions, const at::Tensor& targets) {
-  const LabelBatch batch = class_batch(predictions, targets, options_.classes, options_.top_k, options_.ignore_index);
+  const ClassBatch batch = class_batch(predictions, targets, options_.classes, options_.top_k, options_.ignore_index);
   const at::Tensor counted = batch.counted.to(at::kDouble);
   const at::Tensor target = at::where(batch.counted, batch.targets, 0);
   const at::Tensor right = (batch.predictions == batch.targets).to(at::kDouble) * counted;
@@ -174,23 +192,24 @@ void StatScores::count_classes(const at::Tensor& predictions, const at::Tensor& 
 }
 
 void StatScores::count_labels(const at::Tensor& predictions, const at::Tensor& targets) {
-  const LabelBatch batch =
-      label_batch(predictions, targets, true_positives_.size(0), options_.task == Classification::binary,
-                  options_.threshold, options_.ignore_index);
+  const LabelBatch batch = label_batch(predictions, targets, targets_.size(0), options_.task == Classification::binary,
+                                       options_.threshold, options_.ignore_index);
   const at::Tensor counted = batch.counted.to(at::kDouble);
   const at::Tensor predicted = batch.predictions * counted;
   const at::Tensor positive = at::where(batch.counted, batch.targets, 0).to(at::kDouble);
-  true_positives_ += (predicted * positive).sum(0);
-  predicted_ += predicted.sum(0);
+  true_positives_ += (predicted * positive).sum(1);
+  predicted_ += predicted.sum(1);
+  logits_ += batch.logits;
   targets_ += positive.sum(0);
   total_ += counted.sum(0);
 }
 
 StatScores::Counts StatScores::counts() const {
-  Counts counts{.tp = true_positives_,
-                .fp = predicted_ - true_positives_,
-                .tn = total_ - predicted_ - targets_ + true_positives_,
-                .fn = targets_ - true_positives_};
+  const bool is_multiclass = options_.task == Classification::multiclass;
+  const at::Tensor right = is_multiclass ? true_positives_ : of_all_labels(true_positives_, logits_);
+  const at::Tensor predicted = is_multiclass ? predicted_ : of_all_labels(predicted_, logits_);
+  Counts counts{
+      .tp = right, .fp = predicted - right, .tn = total_ - predicted - targets_ + right, .fn = targets_ - right};
   if (options_.task == Classification::binary || options_.average == Average::micro) {
     for (at::Tensor* count : {&counts.tp, &counts.fp, &counts.tn, &counts.fn}) {
       *count = count->sum();
@@ -248,8 +267,8 @@ std::vector<std::int64_t> confusion_shape(const ConfusionMatrixOptions& options)
   if (options.task == Classification::multiclass) {
     return {columns, columns};
   }
-  return options.task == Classification::binary ? std::vector<std::int64_t>{2, 2}
-                                                : std::vector<std::int64_t>{columns, 2, 2};
+  return options.task == Classification::binary ? std::vector<std::int64_t>{2, 2, 2}
+                                                : std::vector<std::int64_t>{2, columns, 2, 2};
 }
 
 }  // namespace
@@ -261,30 +280,35 @@ void ConfusionMatrix::update(const at::Tensor& predictions, const at::Tensor& ta
   const c10::NoGradGuard no_grad;
   const bool is_multiclass = options_.task == Classification::multiclass;
   const bool is_binary = options_.task == Classification::binary;
-  const std::int64_t side = counts_.size(-1);
-  const std::int64_t labels = is_multiclass || is_binary ? 1 : options_.classes;
-  const LabelBatch batch =
-      is_multiclass ? class_batch(predictions, targets, side, /*top_k=*/1, options_.ignore_index)
-                    : label_batch(predictions, targets, labels, is_binary, options_.threshold, options_.ignore_index);
-  at::Tensor cell = batch.targets * side + batch.predictions;
-  if (!is_multiclass) {
-    cell = cell + at::arange(labels, cell.options()) * (side * side);
+  const auto count = [&](const at::Tensor& cell, const at::Tensor& counted) {
+    counts_.view({-1}).scatter_add_(0, at::where(counted, cell, 0).flatten(), counted.to(at::kDouble).flatten());
+  };
+  if (is_multiclass) {
+    const std::int64_t classes = counts_.size(-1);
+    const ClassBatch batch = class_batch(predictions, targets, classes, /*top_k=*/1, options_.ignore_index);
+    count(batch.targets * classes + batch.predictions, batch.counted);
+    return;
   }
-  const at::Tensor counted = batch.counted.flatten();
-  counts_.view({-1}).scatter_add_(0, at::where(counted, cell.flatten(), 0), counted.to(at::kDouble));
+  const std::int64_t labels = is_binary ? 1 : options_.classes;
+  const LabelBatch batch =
+      label_batch(predictions, targets, labels, is_binary, options_.threshold, options_.ignore_index);
+  const at::Tensor matrix = at::arange(2 * labels, batch.targets.options()).view({2, 1, labels});  // of each label
+  count(matrix * 4 + batch.targets * 2 + batch.predictions, batch.counted.expand_as(batch.predictions));
+  logits_ += batch.logits;
 }
 
 at::Tensor ConfusionMatrix::compute() const {
   using Normalize = ConfusionMatrixOptions::Normalize;
+  const at::Tensor counts = options_.task == Classification::multiclass ? counts_ : of_all_labels(counts_, logits_);
   switch (options_.normalize) {
     case Normalize::targets:
-      return safe_divide(counts_, counts_.sum(-1, /*keepdim=*/true).expand_as(counts_));
+      return safe_divide(counts, counts.sum(-1, /*keepdim=*/true).expand_as(counts));
     case Normalize::predictions:
-      return safe_divide(counts_, counts_.sum(-2, /*keepdim=*/true).expand_as(counts_));
+      return safe_divide(counts, counts.sum(-2, /*keepdim=*/true).expand_as(counts));
     case Normalize::all:
-      return safe_divide(counts_, counts_.sum({-2, -1}, /*keepdim=*/true).expand_as(counts_));
+      return safe_divide(counts, counts.sum({-2, -1}, /*keepdim=*/true).expand_as(counts));
     default:
-      return counts_;
+      return counts;
   }
 }
 
@@ -328,6 +352,28 @@ at::Tensor empty_rows(at::ScalarType dtype, std::optional<std::int64_t> columns)
   return columns ? at::empty({0, *columns}, dtype) : at::empty({0}, dtype);
 }
 
+/// Appends rows to a state with reduction cat. Its memory doubles when it is full, so the time of all updates together
+/// is linear in their rows.
+void append_rows(at::Tensor& state, const at::Tensor& rows) {
+  if (rows.numel() == 0) {
+    return;
+  }
+  std::vector<std::int64_t> shape = state.sizes().vec();
+  const std::int64_t used = state.size(0);
+  const std::int64_t all = used + rows.size(0);
+  const auto row_bytes = static_cast<std::size_t>(rows.numel() / rows.size(0)) * state.itemsize();
+  if (!state.is_contiguous() || state.storage_offset() != 0 ||
+      state.storage().nbytes() < static_cast<std::size_t>(all) * row_bytes) {
+    shape[0] = std::max(all, 2 * used);
+    const at::Tensor grown = at::empty(shape, state.options());
+    grown.narrow(0, 0, used).copy_(state);
+    state = grown;
+  }
+  shape[0] = all;
+  state = state.as_strided(shape, state.strides());
+  state.narrow(0, used, rows.size(0)).copy_(rows);
+}
+
 }  // namespace
 
 AUROC::AUROC(const AUROCOptions& options)
@@ -345,31 +391,32 @@ void AUROC::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const bool is_binary = options_.task == Classification::binary;
   at::Tensor rows;
   at::Tensor target;
-  at::Tensor of_logits;
   if (options_.task == Classification::multiclass) {
     if (predictions.dim() != targets.dim() + 1 || predictions.size(1) != columns) {
       throw_shapes(predictions, targets, fmt::format("scores [N, {}, ...] and targets [N, ...]", columns));
     }
-    rows = in_columns(predictions, columns, /*is_binary=*/false).to(at::kDouble);
+    rows = in_columns(predictions, columns, /*is_binary=*/false);
     target = class_ids(targets.reshape({-1}));
-    of_logits = rows.softmax(1);
   } else {
     check_label_shapes(predictions, targets, columns, is_binary);
-    rows = in_columns(predictions, columns, is_binary).to(at::kDouble);
+    rows = in_columns(predictions, columns, is_binary);
     target = class_ids(in_columns(targets, columns, is_binary));
-    of_logits = rows.sigmoid();
   }
   const at::Tensor counted = counted_targets(target, options_.ignore_index);
   check_range("target", target, counted, options_.task == Classification::multiclass ? columns : 2);
-  scores_ = at::cat({scores_, probabilities(rows, of_logits)});
-  targets_ = at::cat({targets_, at::where(counted, target, -1)});
+  append_rows(scores_, rows);
+  append_rows(targets_, at::where(counted, target, -1));
 }
 
 at::Tensor AUROC::compute() const {
   const bool is_multiclass = options_.task == Classification::multiclass;
-  const at::Tensor scores = scores_.cpu();
+  at::Tensor scores = scores_.cpu();
   const at::Tensor targets = targets_.cpu();
   const std::int64_t columns = scores.size(1);
+  // The area depends on the order of the scores only. A sigmoid keeps it, a softmax over the classes does not.
+  if (is_multiclass && are_no_probabilities(scores).logical_and((targets >= 0).unsqueeze(1)).any().item<bool>()) {
+    scores = scores.softmax(1);
+  }
   at::Tensor areas = at::empty({columns}, at::kDouble);
   at::Tensor positives = at::empty({columns}, at::kDouble);
   for (std::int64_t column = 0; column < columns; ++column) {

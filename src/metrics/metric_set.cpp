@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 
 #include <fmt/format.h>
@@ -153,6 +154,12 @@ bool is_updated(const std::vector<NamedState>& states) {
       states, [](const NamedState& state) { return !at::equal(state.value.cpu(), state.initial.cpu()); });
 }
 
+Problem too_large(const NamedMetric& metric, std::int64_t elements) {
+  return {fmt::format("the metric '{}' has {} values, a report has at most {} of one metric", metric.name, elements,
+                      kMostElements),
+          "remove it from Task::metrics, and call its value() and reset() in a callback"};
+}
+
 void append_values(const NamedMetric& metric, std::vector<std::pair<std::string, double>>& values) {
   const at::Tensor value = metric.metric.compute().to(at::device(at::kCPU).dtype(at::kDouble)).contiguous();
   if (value.dim() == 0) {
@@ -160,9 +167,8 @@ void append_values(const NamedMetric& metric, std::vector<std::pair<std::string,
     return;
   }
   if (value.numel() > kMostElements) {
-    throw Error(fmt::format("the metric '{}' has {} values, a report has at most {} of one metric", metric.name,
-                            value.numel(), kMostElements),
-                "remove it from Task::metrics, and call its value() and reset() in a callback");
+    const Problem problem = too_large(metric, value.numel());
+    throw Error(problem.what, problem.hint);
   }
   const std::vector<std::string> names = metric.metric.element_names();
   std::vector<std::int64_t> index(static_cast<std::size_t>(value.dim()));
@@ -262,6 +268,22 @@ MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : met
           "give each name a metric of its own");
     }
     metric->metric.to(world.device());
+  }
+}
+
+void MetricSet::check_sizes() const {
+  const c10::NoGradGuard no_grad;
+  std::vector<Problem> problems;
+  for (const NamedMetric& metric : metrics_) {
+    try {
+      if (const std::int64_t elements = metric.metric.compute().numel(); elements > kMostElements) {
+        problems.push_back(too_large(metric, elements));
+      }
+    } catch (const std::exception&) {  // one of the program may have no value before its first update
+    }
+  }
+  if (!problems.empty()) {
+    throw ConfigError(std::move(problems));
   }
 }
 

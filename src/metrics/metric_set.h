@@ -38,6 +38,9 @@ class MetricSet {
   /// Moves the states to the device of `world`. Throws: ConfigError (a name is empty or used twice).
   MetricSet(std::vector<NamedMetric> metrics, const World& world);
 
+  /// Computes the present values. Throws: ConfigError if one has more elements than a report takes.
+  void check_sizes() const;
+
   /// Collective. Names and values over all ranks of the metrics that were updated since reset(), or are in `earlier`,
   /// states from before that. Waits for the device.
   std::vector<std::pair<std::string, double>> values(World& world, const States& earlier = {});

@@ -24,8 +24,9 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
 /// Collective. Stores all samples in `directory`, one memory-mapped .npy file per tensor. Rank 0 writes them while the
 /// others wait; then each other rank opens them, or writes them if it has a separate disk. An incomplete cache, or one
 /// of other data by Dataset::fingerprint(), is written again. What the fingerprint does not tell, such as another
-/// version of a function that makes or maps the samples, is not noticed: give sample_dataset() a name that tells it, or
-/// use another `directory`. An error of one rank is thrown on all ranks. Throws: as above; IoError.
+/// version of a function that makes or maps the samples, is not noticed: give sample_dataset(), map() and map_batches()
+/// a name that tells it, or use another `directory`. An error of one rank is thrown on all ranks. Throws: as above;
+/// IoError.
 std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const std::filesystem::path& directory,
                                           World& world);
 

@@ -30,6 +30,8 @@ class CombinedLoader final : public BatchSource {
   const StepBatches* next() override;
   std::optional<std::int64_t> steps_per_epoch() const override;
   LoaderPosition position() const override;
+  /// Without `state`: to the beginning of the epoch. The present one begins as it began; in another one every loader
+  /// begins its epoch of the same number.
   void seek(const LoaderPosition& position) override;
   std::string fingerprint() const override;
   bool has_one_reader() const override;  ///< true if all of them have
@@ -39,12 +41,14 @@ class CombinedLoader final : public BatchSource {
   bool takes_part(std::size_t loader) const;
   bool is_over() const;
   void begin_epoch();
+  void seek_loaders(const std::vector<LoaderPosition>& positions);
 
   std::vector<BatchSource*> loaders_;
   CombineMode mode_;
   std::int64_t epoch_ = 0;
-  std::int64_t steps_ = 0;   // of the epoch
-  std::vector<bool> ended_;  // has ended its own epoch in this one
+  std::int64_t steps_ = 0;               // of the epoch
+  std::vector<bool> ended_;              // has ended its own epoch in this one
+  std::vector<LoaderPosition> began_{};  // of the loaders, at the beginning of the epoch
   StepBatches current_{};
   // Of the loaders before the step that next() gives.
   std::vector<LoaderPosition> before_{};

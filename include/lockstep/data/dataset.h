@@ -42,6 +42,9 @@ class Dataset {
 /// Rows of tensors in memory. Shape: input [N, ...], target [N, ...] or undefined.
 /// Throws: DataError (no input, or a different number of targets).
 std::shared_ptr<Dataset> tensor_dataset(at::Tensor input, at::Tensor target = {});
+/// The same with all tensors of `tensors`: input, and if there are any, target, weight and fields, [N, ...] each. Other
+/// members are not used. Throws: DataError (as above; a field is undefined; `extra`).
+std::shared_ptr<Dataset> tensor_dataset(const Batch& tensors);
 
 /// Data that is read one sample at a time. The library stacks the samples along a new dimension 0, so all samples of a
 /// batch must have the same shapes and dtypes. `extra` of the batch is a std::vector<std::any> of the samples' `extra`,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include <lockstep/data/dataset.h>
 
@@ -16,14 +17,16 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// different sizes before `f`, but not after it. `f` is called by several threads at once. It takes its random numbers
 /// from `seed`, which is SampleSeed of the sample, so they do not depend on workers, ranks or batches. `data` is read
 /// with a seed derived from the run's seed, so that two maps, one after the other, have independent random numbers.
-/// size(), fingerprint() and ids are those of `data`: a disk_cache of the result does not notice another `f`.
+/// size() and ids are those of `data`. So is fingerprint(), with `name` if it is given: without a name, a disk_cache of
+/// the result does not notice another `f`; change the name, such as "resize, version 2", with the function.
 /// Throws: DataError (`data` or `f` is empty). get() throws DataError, naming the sample, for an exception of `f`.
 std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
-                             std::function<Batch(Batch sample, std::uint64_t seed)> f);
+                             std::function<Batch(Batch sample, std::uint64_t seed)> f, std::string name = {});
 
 /// Each batch of `data` changed by `f`: cheaper for operations that treat all samples alike and have no random
 /// numbers. Everything else is as in `map`; exceptions of `f` name the samples of the batch. `ids`, and `samples` if it
 /// is 0, are restored after `f`.
-std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch batch)> f);
+std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::function<Batch(Batch batch)> f,
+                                     std::string name = {});
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <lockstep/metrics/metric.h>
 
@@ -38,8 +39,7 @@ struct ClassificationOptions {
 };
 
 /// Counts for each class from which the metrics below are computed. Predictions of floating type are logits if one of
-/// the update is outside of 0 to 1 (binary, multilabel): give probabilities if an update may have few predictions. A
-/// quotient 0 / 0 is 0.
+/// all updates on all ranks is outside of 0 to 1, else probabilities (binary, multilabel). A quotient 0 / 0 is 0.
 class StatScores : public Metric {
  public:
   /// Throws: Error (shapes that do not fit; on the CPU: a class outside of 0 to classes - 1).
@@ -64,12 +64,14 @@ class StatScores : public Metric {
  private:
   void count_classes(const at::Tensor& predictions, const at::Tensor& targets);
   void count_labels(const at::Tensor& predictions, const at::Tensor& targets);
+  std::vector<std::int64_t> prediction_shape() const;
 
   ClassificationOptions options_;
-  at::Tensor& true_positives_;
-  at::Tensor& predicted_;
-  at::Tensor& targets_;
+  at::Tensor& targets_;  // [columns]
   at::Tensor& total_;
+  at::Tensor& true_positives_;  // [classes]; binary and multilabel [2, columns]: of probabilities, and of logits
+  at::Tensor& predicted_;
+  at::Tensor& logits_;  // predictions that can only be logits
 };
 
 /// Share of the predictions that are right.
@@ -120,7 +122,8 @@ class ConfusionMatrix final : public Metric {
 
  private:
   ConfusionMatrixOptions options_;
-  at::Tensor& counts_;
+  at::Tensor& counts_;  // binary and multilabel [2, ...]: of probabilities, and of logits
+  at::Tensor& logits_ = add_sum("logits");
 };
 
 /// Options of AUROC.
@@ -131,8 +134,9 @@ struct AUROCOptions {
   std::optional<std::int64_t> ignore_index{};
 };
 
-/// Area under the ROC curve, exact: the state is all scores and targets. NaN for a class without positive or without
-/// negative targets, which averages leave out.
+/// Area under the ROC curve, exact: the state is all scores and targets, 8 bytes each. NaN for a class without positive
+/// or without negative targets, which averages leave out. Multiclass scores get a softmax if one of all updates on all
+/// ranks is outside of 0 to 1.
 class AUROC final : public Metric {
  public:
   /// Throws: ConfigError.
@@ -142,7 +146,7 @@ class AUROC final : public Metric {
 
  private:
   AUROCOptions options_;
-  at::Tensor& scores_;   // [N, columns]
+  at::Tensor& scores_;   // [N, columns], as given to update()
   at::Tensor& targets_;  // [N], multilabel [N, columns]; -1: ignored
 };
 

@@ -26,7 +26,9 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<1, SyncBatchNormIm
  public:
   using BatchNormImplBase<1, SyncBatchNormImpl>::BatchNormImplBase;
 
-  /// Shape: [N, C, ...], and so the result. Throws: Error if the input has another number of channels.
+  /// Shape: [N, C, ...], and so the result. Throws: Error if the input has another number of channels; Error on the CPU
+  /// if the inputs of all ranks are empty. On a GPU the running statistics become NaN then, because a check would wait
+  /// for the device in every layer.
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 

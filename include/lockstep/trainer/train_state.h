@@ -33,7 +33,8 @@ struct StepResult {
   at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
   at::Tensor count{};      ///< 0-dim; the number by which it is a mean (StepOutput::count); undefined: the samples
   at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm and spike.policy skip
-  at::Tensor inputs{};     ///< 0-dim; mean square of this rank's inputs; undefined without spike.inputs, or without any
+  at::Tensor inputs{};  ///< 0-dim; mean square of this rank's inputs; undefined if no spikes of it are looked for, or
+                        ///< without any
   /// 0-dim: 1 if an update was left out because a gradient was not finite, or a loss; undefined without fp16_mixed and
   /// optim.non_finite skip.
   at::Tensor skipped{};

@@ -59,6 +59,7 @@ Metrics to_metrics(const NamedTensors& tensors) {
 void RunMetrics::begin(std::vector<metrics::NamedMetric> of_task) {
   metrics_ = {std::move(of_task), world_};
   metrics_.reset();
+  metrics_.check_sizes();  // not in the first report, which may be that of a validation after hours
 }
 
 Metrics RunMetrics::values() {

@@ -216,6 +216,25 @@ TEST(DiskCache, KnowsOtherDataOfTheSameSizeByTheirName) {
   EXPECT_EQ(first_value("", 3), 3);
 }
 
+TEST(DiskCache, RefusesDataWhoseFingerprintChanges) {
+  class Restless final : public Dataset {
+   public:
+    std::int64_t size() const override { return 3; }
+    std::string fingerprint() const override { return std::to_string(++asked_); }
+    Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+      return {.input = at::zeros({std::ssize(ids)})};
+    }
+
+   private:
+    mutable int asked_ = 0;
+  };
+  const TempDir directory;
+  World world = World::single(c10::kCPU);
+  EXPECT_THAT(
+      message_of<DataError>([&] { disk_cache(std::make_shared<Restless>(), directory.path() / "cache", world); }),
+      testing::HasSubstr("was just written, and cannot be used"));
+}
+
 // For example the runs of a sweep.
 TEST(DiskCache, IsWrittenByOneOfTwoRunsThatStartTogether) {
   const TempDir dir;

@@ -13,6 +13,7 @@
 #include <lockstep/data/combined_loader.h>
 #include <lockstep/world/world.h>
 
+#include "data/epoch_begin.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -126,6 +127,62 @@ TEST(CombinedLoader, ContinuesAnywhere) {
       for (std::size_t i = start; i < start + 4; ++i) {
         ASSERT_EQ(take(both), steps[i]) << "mode " << static_cast<int>(shape.mode) << " from " << start;
       }
+    }
+  }
+}
+
+// A short loader that is repeated has other epochs of its own than the others.
+TEST(CombinedLoader, GoesBackToTheBeginningOfItsEpoch) {
+  World world = World::single(c10::kCPU);
+  for (const Shape& shape : kShapes) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b = loader_of(200, 14, 3, world);
+    CombinedLoader both({&a, &b}, shape.mode);
+    for (std::int64_t i = 0; i < 2 * shape.steps; ++i) {
+      take(both);
+    }
+    const LoaderPosition begin = both.position();
+    const Step first = take(both);
+    const LoaderPosition inside = both.position();
+    EXPECT_EQ(seek_epoch_begin(both), inside);
+    EXPECT_EQ(both.position(), begin) << "mode " << static_cast<int>(shape.mode);
+    EXPECT_EQ(take(both), first) << "mode " << static_cast<int>(shape.mode);
+
+    DataLoader again_a = loader_of(100, 4, 2, world);
+    DataLoader again_b = loader_of(200, 14, 3, world);
+    CombinedLoader resumed({&again_a, &again_b}, shape.mode);
+    resumed.seek(inside);
+    seek_epoch_begin(resumed);
+    EXPECT_EQ(take(resumed), first) << "mode " << static_cast<int>(shape.mode) << " after a resume";
+  }
+}
+
+// As a single loader that is given to fit(), which has another test.
+TEST(CombinedLoader, BeginsWithWholeEpochsOfLoadersThatTheProgramHasLookedAt) {
+  World world = World::single(c10::kCPU);
+  for (const Shape& shape : kShapes) {
+    DataLoader a = loader_of(100, 4, 2, world);
+    DataLoader b = loader_of(200, 14, 3, world);
+    CombinedLoader fresh({&a, &b}, shape.mode);
+    const Step expected = take(fresh);
+    for (const bool before : {true, false}) {
+      DataLoader seen_a = loader_of(100, 4, 2, world);
+      DataLoader seen_b = loader_of(200, 14, 3, world);
+      const auto look = [&] {
+        seen_a.next();
+        seen_b.next();
+        seen_b.next();
+      };
+      if (before) {
+        look();
+      }
+      CombinedLoader both({&seen_a, &seen_b}, shape.mode);
+      if (!before) {
+        look();
+      }
+      EXPECT_EQ(take(both), expected) << "mode " << static_cast<int>(shape.mode);
+      seek_epoch_begin(both);
+      EXPECT_EQ(take(both), expected) << "mode " << static_cast<int>(shape.mode) << " again";
     }
   }
 }
@@ -276,7 +333,8 @@ TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
            {"{}", "\"loaders\" is missing"},
            {R"({"loaders": 3, "ended": []})", "a position of \"loaders\" is not an array of 5 values"},
            {R"({"loaders": [[0, "x", 0, 1, ""]], "ended": []})", "found \"x\", expected \"consumed\" to be an integer"},
-           {R"({"loaders": [], "ended": [1]})", "found [1], expected \"ended\" to be an array of true and false"}}) {
+           {R"({"loaders": [], "ended": [1]})", "found [1], expected \"ended\" to be an array of true and false"},
+           {R"({"loaders": [], "ended": []})", "\"began\" is missing"}}) {
     const LoaderPosition position{.consumed = 2, .state = state};
     EXPECT_THAT([&] { both.seek(position); },
                 testing::ThrowsMessage<CheckpointError>(testing::HasSubstr(": " + reason)));

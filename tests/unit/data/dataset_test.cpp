@@ -79,6 +79,25 @@ TEST(TensorDataset, PicksRowsInOrder) {
   }
 }
 
+TEST(TensorDataset, MayHaveWeightsAndFields) {
+  const Batch tensors{.input = at::arange(12).view({4, 3}),
+                      .target = at::arange(4),
+                      .fields = {{"mask", at::arange(8).view({4, 2}).gt(3)}, {"meta.length", at::arange(4) * 10}},
+                      .weight = at::arange(4, at::kDouble)};
+  const auto data = tensor_dataset(tensors);
+  const Ids ids{3, 0};
+  const at::Tensor rows = at::tensor(ids);
+  const Batch batch = data->get(ids, {});
+  EXPECT_TRUE(at::equal(batch.input, tensors.input.index_select(0, rows)));
+  EXPECT_TRUE(at::equal(batch.target, rows));
+  EXPECT_TRUE(at::equal(batch.weight, rows.to(at::kDouble)));
+  EXPECT_TRUE(at::equal(batch["mask"], tensors["mask"].index_select(0, rows)));
+  EXPECT_TRUE(at::equal(batch["meta.length"], rows * 10));
+  EXPECT_THAT(data->fingerprint(), testing::HasSubstr(", fields.mask [4, 2] Bool "));
+  EXPECT_EQ(tensor_dataset({.input = tensors.input, .target = tensors.target})->fingerprint(),
+            tensor_dataset(tensors.input, tensors.target)->fingerprint());
+}
+
 TEST(TensorDataset, MayHaveNoTargetAndEmptyRows) {
   EXPECT_FALSE(tensor_dataset(at::ones({3}))->get(Ids{2}, {}).target.defined());
   const Batch empty_rows = tensor_dataset(at::ones({3, 0}))->get(Ids{2, 1}, {});
@@ -97,13 +116,27 @@ TEST(TensorDataset, RejectsInvalidTensors) {
     std::function<void()> act;
     const char* message;
   } cases[] = {
-      {[] { tensor_dataset({}); }, "tensor data set: input is undefined, expected a tensor of shape [N, ...]"},
+      {[] { tensor_dataset(at::Tensor()); },
+       "tensor data set: input is undefined, expected a tensor of shape [N, ...]"},
       {[] { tensor_dataset(at::ones({})); }, "tensor data set: input has shape [], expected [N, ...]"},
       {[] { tensor_dataset(at::ones({3}), at::ones({})); }, "tensor data set: target has shape [], expected [N, ...]"},
       {[] {
          tensor_dataset(at::ones({100, 2}), at::ones({99}));
        },
-       "tensor data set: found 99 targets, expected 100, one for each row of input"},
+       "tensor data set: found 99 rows of target, expected 100, one for each row of input"},
+      {[] {
+         tensor_dataset({.input = at::ones({4}), .fields = {{"mask", at::ones({3})}}});
+       },
+       "tensor data set: found 3 rows of fields.mask, expected 4, one for each row of input"},
+      {[] {
+         tensor_dataset({.input = at::ones({4}), .fields = {{"mask", at::Tensor()}}});
+       },
+       "tensor data set: fields.mask is undefined, expected a tensor of shape [N, ...]"},
+      {[] { tensor_dataset({.input = at::ones({4}), .extra = 3}); },
+       "tensor data set: found `extra`, expected tensors only"},
+      {[] { tensor_dataset({.target = at::ones({4})}); },
+       "tensor data set: input is undefined, expected a tensor of "
+       "shape [N, ...]"},
       {[] {
          tensor_dataset(at::ones({3}))->get(Ids{0, 3}, {});
        },

@@ -73,6 +73,24 @@ TEST(Padding, RoundsLengthsUpToAMultiple) {
   }
 }
 
+TEST(Padding, FillsSeveralDimensionsOfATensor) {
+  const auto images = sample_dataset(4, [](std::int64_t id, std::uint64_t) {  // [2, id + 1, 5 - id]
+    return Batch{.input = at::full({2, id + 1, 5 - id}, id + 1, at::kByte)};
+  });
+  const auto data = padded(images, {{.dimension = 1, .value = 9, .mask = "rows"},
+                                    {.dimension = -1, .value = 9, .multiple_of = 4, .mask = "columns"}});
+  const Ids ids{2, 0, 3};
+  const Batch batch = data->get(ids, {});
+  EXPECT_THAT(batch.input.sizes(), ElementsAre(3, 2, 4, 8));
+  const at::Tensor mask =
+      (batch["rows"].unsqueeze(2) & batch["columns"].unsqueeze(1)).unsqueeze(1).expand_as(batch.input);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    EXPECT_TRUE(at::equal(batch.input[row].masked_select(mask[row]), images->get(Ids{ids[i]}, {}).input.flatten()));
+    EXPECT_TRUE(batch.input[row].masked_select(mask[row].logical_not()).eq(9).all().item<bool>());
+  }
+}
+
 TEST(Padding, WorksOnWhatMapAndConcatGive) {
   const auto shorter = [](Batch sample, std::uint64_t seed) {
     sample.input = sample.input.narrow(
@@ -117,6 +135,8 @@ TEST(Padding, NamesWhatCannotBePadded) {
   EXPECT_EQ(error({{.dimension = 1}}), "sample 1: found input of shape [2], expected dimension 1 to pad");
   EXPECT_EQ(error({{.dimension = -2}}), "sample 1: found input of shape [2], expected dimension -2 to pad");
   EXPECT_EQ(error({{.value = 0.5}}), "padding of 'input': value is 0.5, expected a whole number for type Long");
+  EXPECT_EQ(error({{.field = "frames", .dimension = 1}, {.field = "frames", .dimension = -1}}),
+            "padding of 'frames': dimension 1 of shape [2, 2] is padded twice");
   EXPECT_THAT(error({{.mask = "frames"}}),
               StartsWith("sample 1: found a field 'frames', which is the name of the mask of 'input'"));
   EXPECT_THAT(error({{}, {.field = "target"}, {.field = "frames", .dimension = 0}}),
@@ -126,7 +146,7 @@ TEST(Padding, NamesWhatCannotBePadded) {
 
 TEST(Padding, RejectsInvalidPaddingsTogether) {
   EXPECT_EQ(message_of([] { padded(nullptr, {}); }), "padded: the data set is null");
-  const std::vector<Padding> wrong = {{.multiple_of = 0, .mask = "mask"}, {.mask = "mask"}};
+  const std::vector<Padding> wrong = {{.multiple_of = 0, .mask = "mask"}, {.dimension = 1, .value = 2, .mask = "mask"}};
   const auto start = [](std::int64_t, int, int) -> SampleSource { return {}; };
   for (const bool stream : {false, true}) {
     const auto error = error_of<ConfigError>([&] {
@@ -134,7 +154,8 @@ TEST(Padding, RejectsInvalidPaddingsTogether) {
     });
     ASSERT_EQ(error.problems().size(), 3U);
     EXPECT_EQ(error.problems()[0].what, "padding of 'input': multiple_of is 0, expected 1 or more");
-    EXPECT_EQ(error.problems()[1].what, "padding of 'input': found two paddings of this field, expected one");
+    EXPECT_EQ(error.problems()[1].what,
+              "padding of 'input': found the values 0 and 2, expected one for all dimensions");
     EXPECT_EQ(error.problems()[2].what, "padding of 'input': another mask is called 'mask' too");
   }
 }

@@ -133,6 +133,16 @@ class Renamed final : public Dataset {
   }
 };
 
+TEST(Map, HasItsNameInTheFingerprint) {
+  const auto data = tensor_dataset(at::arange(4));
+  const auto same = [](Batch sample, std::uint64_t) { return sample; };
+  const auto same_batch = [](Batch batch) { return batch; };
+  EXPECT_EQ(map(data, same)->fingerprint(), data->fingerprint());
+  EXPECT_EQ(map(data, same, "crop, version 2")->fingerprint(), data->fingerprint() + " mapped by crop, version 2");
+  EXPECT_EQ(map_batches(data, same_batch)->fingerprint(), data->fingerprint());
+  EXPECT_EQ(map_batches(data, same_batch, "scale")->fingerprint(), data->fingerprint() + " mapped by scale");
+}
+
 TEST(Map, KeepsTheIdsOfTheDataSet) {
   const auto same = [](Batch sample, std::uint64_t) { return Batch{.input = sample.input}; };
   EXPECT_THAT(map(std::make_shared<Renamed>(), same)->get(Ids{3, 1}, {}).ids, ElementsAre(103, 101));

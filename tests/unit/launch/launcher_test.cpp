@@ -6,6 +6,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -470,17 +471,17 @@ TEST(Launcher, LeavesChildrenOfTheProgramAloneInAnotherThread) {
 }
 
 TEST(Launcher, LeavesChildrenOfOtherThreadsToThem) {
-  std::promise<void> launched;
+  std::counting_semaphore<> launched(0);
   std::promise<void> exited;
   LaunchRequest request = request_for(1, {"fail:65:cannot read it"});
   request.event_directory = [&](const std::string&) {
-    launched.set_value();
+    launched.release();
     exited.get_future().wait();
     return std::filesystem::path();
   };
   std::promise<void> done;
   std::thread other([&] {
-    launched.get_future().wait();
+    launched.acquire();
     const pid_t child = fork();
     if (child == 0) {
       _exit(7);
@@ -493,7 +494,8 @@ TEST(Launcher, LeavesChildrenOfOtherThreadsToThem) {
     EXPECT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(WEXITSTATUS(status), 7);
   });
-  EXPECT_EQ(launch_workers(request).exit_code, 65);
+  EXPECT_NO_THROW(EXPECT_EQ(launch_workers(request).exit_code, 65));
+  launched.release();  // also if it threw before
   done.set_value();
   other.join();
 }

@@ -50,6 +50,28 @@ class MeteredTask final : public TinyTask {
   metrics::SumMetric errors_{};
 };
 
+/// Only a validation updates its metric, which has more values than a report takes.
+class LargeMetricTask final : public TinyTask {
+ public:
+  std::vector<metrics::NamedMetric> metrics() override { return {{"quantiles", quantiles_}}; }
+
+ private:
+  metrics::Quantile quantiles_{std::vector<double>(1001, 0.5)};
+};
+
+TEST(MetricsOfTasks, ThatAreTooLargeForAReportAreRefusedBeforeTheFirstStep) {
+  const TrainConfig config = in_memory({.max_steps = 4, .global_batch_size = 12});
+  World world = World::single(c10::Device(c10::kCPU));
+  const Plan plan = plan_for(1, config);
+  LargeMetricTask task;
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  std::int64_t steps = 0;
+  trainer.on(Stage::step_end, [&](const StageContext&) { ++steps; });
+  EXPECT_THAT(message_of<ConfigError>([&] { trainer.fit(task, data); }), HasSubstr("'quantiles' has 1001 values"));
+  EXPECT_EQ(steps, 0);
+}
+
 using Rows = std::vector<std::pair<std::int64_t, Metrics>>;
 
 double value_of(const Metrics& metrics, const std::string& name) {

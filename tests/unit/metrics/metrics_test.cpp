@@ -1,9 +1,11 @@
 // Each metric against values of torchmetrics (tests/parity/metrics_reference.py), on several ranks and in batches.
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +17,7 @@
 #include <lockstep/metrics/regression.h>
 
 #include "base/json.h"
+#include "metrics/metric_set.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 
@@ -328,6 +331,76 @@ TEST(Metrics, OfAClassWithoutTargetsHaveNoArea) {
   EXPECT_EQ(mean.compute().item<double>(), 1.0);
 }
 
+// 0.9 and 0.3 could be probabilities, so only the whole data set tells that they are logits.
+TEST(Metrics, OfLogitsDoNotDependOnHowTheSamplesAreDivided) {
+  const at::Tensor logits = at::tensor({0.9, 0.3, -0.5, 0.4, 0.1, 5.0, 0.8, -2.0, 0.2, 30.0, 31.0, 0.6});
+  const at::Tensor flags = at::tensor({1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 0}, at::kLong);
+  const at::Tensor classes = at::tensor({0, 2, 1, 1}, at::kLong);
+  const auto binary = Classification::binary;
+  const ClassificationOptions labels{.task = Classification::multilabel, .classes = 3, .average = Average::none};
+  struct Case {
+    std::function<Metered()> make;
+    at::Tensor predictions;
+    at::Tensor targets;
+  };
+  const std::vector<Case> cases = {
+      {[&] { return of_pairs<Accuracy>(ClassificationOptions{.task = binary}); }, logits, flags},
+      {[&] { return of_pairs<F1Score>(ClassificationOptions{.task = binary, .threshold = 0.6}); }, logits, flags},
+      {[&] { return of_pairs<Precision>(labels); }, logits.view({4, 3}), flags.view({4, 3})},
+      {[&] { return of_pairs<ConfusionMatrix>(ConfusionMatrixOptions{.task = binary}); }, logits, flags},
+      {[&] { return of_pairs<ConfusionMatrix>(ConfusionMatrixOptions{.task = labels.task, .classes = 3}); },
+       logits.view({4, 3}), flags.view({4, 3})},
+      {[&] { return of_pairs<AUROC>(); }, logits, flags},
+      {[&] { return of_pairs<AUROC>(AUROCOptions{.task = labels.task, .classes = 3, .average = Average::none}); },
+       logits.view({4, 3}), flags.view({4, 3})},
+      {[&] { return of_pairs<AUROC>(AUROCOptions{.task = Classification::multiclass, .classes = 3}); },
+       logits.view({4, 3}), classes}};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const auto& [make, predictions, targets] = cases[i];
+    const Metered at_once = make();
+    at_once.update(predictions, targets);
+    const at::Tensor expected = at_once.metric->compute();
+    const Metered sure = make();  // the same samples as probabilities
+    sure.update(i + 1 == cases.size() ? predictions.softmax(1) : predictions.to(at::kDouble).sigmoid(), targets);
+    EXPECT_TRUE(at::equal(sure.metric->compute(), expected)) << "case " << i;
+    for (const int ranks : {1, 2, 3}) {
+      thread_world(ranks, [&](World& world) {
+        const Metered one_by_one = make();
+        for (std::int64_t row = world.rank(); row < predictions.size(0); row += world.size()) {
+          one_by_one.update(predictions.narrow(0, row, 1), targets.narrow(0, row, 1));
+        }
+        EXPECT_TRUE(at::equal(one_by_one.metric->value(world), expected)) << "case " << i << ", " << ranks << " ranks";
+      });
+    }
+  }
+}
+
+TEST(Metrics, TakeProbabilitiesBesideANaNForProbabilities) {
+  Accuracy accuracy({.task = Classification::binary});
+  accuracy.update(at::tensor({0.2, 0.3, std::nan("")}), at::tensor({0, 0, 1}, at::kLong));
+  EXPECT_DOUBLE_EQ(accuracy.compute().item<double>(), 2.0 / 3);
+}
+
+// Its memory doubles: a copy of all earlier scores in each update would take a time that is quadratic in them.
+TEST(AUROC, OfManyUpdatesIsThatOfOne) {
+  const at::Tensor scores = at::arange(1000, at::kDouble).mul(0.37).frac();
+  const at::Tensor targets = (at::arange(1000, at::kLong) % 3).eq(0).to(at::kLong);
+  AUROC at_once;
+  at_once.update(scores, targets);
+  AUROC one_by_one;
+  for (std::int64_t row = 0; row < 500; ++row) {
+    one_by_one.update(scores.narrow(0, row, 1), targets.narrow(0, row, 1));
+  }
+  World world = World::single(c10::Device(c10::kCPU));
+  const double half = one_by_one.value(world).item<double>();
+  for (std::int64_t row = 500; row < 1000; ++row) {
+    one_by_one.update(scores.narrow(0, row, 1), targets.narrow(0, row, 1));
+    one_by_one.update(at::empty({0}), at::empty({0}));
+  }
+  EXPECT_EQ(one_by_one.compute().item<double>(), at_once.compute().item<double>());
+  EXPECT_NE(half, at_once.compute().item<double>());
+}
+
 TEST(Quantile, HasTheRelativeErrorThatItPromises) {
   const at::Tensor values = at::cat({at::randn({5000}, at::kDouble).exp(), -at::rand({3000}, at::kDouble),
                                      at::zeros({500}, at::kDouble), at::tensor({1e30, -1e30, 1e-30})});
@@ -346,6 +419,31 @@ TEST(Quantile, HasTheRelativeErrorThatItPromises) {
   });
   EXPECT_THAT(Quantile({0.5, 0.999}).element_names(), testing::ElementsAre("p50", "p99.9"));
   EXPECT_TRUE(std::isnan(Quantile({0.5}).compute().item<double>()));
+}
+
+TEST(MetricSet, KnowsAtTheStartWhichValueIsTooLargeForAReport) {
+  class Median final : public Metric {
+   public:
+    at::Tensor compute() const override { return values_.median(); }
+
+   private:
+    at::Tensor& values_ = add_state("values", at::empty({0, 3}, at::kDouble), StateReduction::cat);
+  };
+  class NeedsAnUpdate final : public Metric {
+   public:
+    at::Tensor compute() const override { throw std::logic_error("no values"); }
+  };
+  ConfusionMatrix fits({.classes = 31});
+  ConfusionMatrix large({.classes = 32});
+  ConfusionMatrix of_labels({.task = Classification::multilabel, .classes = 250});
+  Median median;
+  NeedsAnUpdate needs_an_update;
+  World world = World::single(c10::Device(c10::kCPU));
+  MetricSet({{"fits", fits}, {"labels", of_labels}, {"median", median}, {"late", needs_an_update}}, world)
+      .check_sizes();
+  MetricSet metrics({{"fits", fits}, {"large", large}}, world);
+  EXPECT_THAT(message_of<ConfigError>([&] { metrics.check_sizes(); }),
+              HasSubstr("the metric 'large' has 1024 values, a report has at most 1000 of one metric"));
 }
 
 TEST(Metrics, OnRanksWithOtherStatesAreRefused) {

@@ -24,6 +24,7 @@
 #include "base/text.h"
 #include "config/field_value.h"
 #include "plan/memory_plan.h"
+#include "support/barrier_of_ranks.h"
 #include "support/limited_memory.h"
 #include "support/thread_world.h"
 
@@ -140,14 +141,15 @@ void expect_kept(const Plan& plan, const std::string& optimizer, const Optimizer
   const LimitedMemory memory;
   std::barrier all(plan.world_size);  // the ranks are threads with one memory, and a barrier of the world has tensors
   thread_world(plan.world_size, [&](World& world) {
-    all.arrive_and_wait();
+    PlaceAtBarrier place(all);
+    place.wait();
     const std::int64_t before = LimitedMemory::used();
-    all.arrive_and_wait();
+    place.wait();
     Training training(plan, world, make);
     training.step();
     training.begin_step();
     training.micro_batch(0);
-    all.arrive_and_wait();
+    place.wait();
     if (world.is_main()) {
       // A thread of Gloo may still hold the message that it has just sent.
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -156,7 +158,7 @@ void expect_kept(const Plan& plan, const std::string& optimizer, const Optimizer
         found = (LimitedMemory::used() - before) / plan.world_size;
       } while (found > expected + kSmall && std::chrono::steady_clock::now() < deadline);
     }
-    all.arrive_and_wait();
+    place.wait();
   });
   expect_near(
       found, expected, kSmall,

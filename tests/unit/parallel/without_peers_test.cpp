@@ -1,6 +1,9 @@
 #include "parallel/without_peers.h"
 
 #include <barrier>
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "parallel/ddp.h"
+#include "support/barrier_of_ranks.h"
 #include "support/limited_memory.h"
 #include "support/thread_world.h"
 
@@ -22,12 +26,21 @@ struct Net : torch::nn::Module {
 
 const std::vector<OptimizerSpec> kAdam{adamw({.lr = 0.1})};
 
-void run_step(Strategy& strategy, Net& net, Gradients gradients) {
+void backward(Strategy& strategy, Net& net, Gradients gradients) {
   StrategyOptimizer& optimizer = strategy.optimizer();
-  strategy.begin_step(0);
-  optimizer.zero_grad();
   optimizer.begin_forward(gradients);
   optimizer.backward(net.second(net.first(at::ones({3, 20}))).square().mean());
+}
+
+void run_backward(Strategy& strategy, Net& net, Gradients gradients) {
+  strategy.begin_step(0);
+  strategy.optimizer().zero_grad();
+  backward(strategy, net, gradients);
+}
+
+void run_step(Strategy& strategy, Net& net, Gradients gradients) {
+  run_backward(strategy, net, gradients);
+  StrategyOptimizer& optimizer = strategy.optimizer();
   optimizer.finish();
   optimizer.set_lr({});
   optimizer.step();
@@ -61,29 +74,61 @@ TEST(WithoutPeers, HasTheOptimizerStateOfItsRank) {
   }
 }
 
-TEST(WithoutPeers, HasMemoryForTheBucketsOfTheReducer) {
-  const auto bytes_of = [](int ranks) {
-    std::int64_t found = 0;
-    std::barrier all(ranks);  // the ranks are threads with one memory, and a barrier of the world has tensors itself
-    thread_world(ranks, [&](World& world) {
-      TrainConfig config;
-      Net net;
-      World alone = World::single(c10::kCPU);
-      WithoutPeers trial(config, world, alone);
-      all.arrive_and_wait();
-      if (world.is_main()) {
-        const LimitedMemory memory;
-        const std::int64_t before = LimitedMemory::used();
-        trial.prepare(net, kAdam);
-        found = LimitedMemory::used() - before;
+/// What a rank has beside its weights after a backward, or before the first one, in units of all gradients.
+double copies_of_gradients(int ranks, std::optional<Gradients> backward) {
+  constexpr std::int64_t kBytes = 4 * (20 * 50 + 50 + 50 * 20 + 20);
+  std::int64_t found = 0;
+  std::barrier all(ranks);  // the ranks are threads with one memory, and a barrier of the world has tensors itself
+  thread_world(ranks, [&](World& world) {
+    PlaceAtBarrier place(all);
+    TrainConfig config;
+    Net net;
+    World alone = World::single(c10::kCPU);
+    WithoutPeers trial(config, world, alone);
+    place.wait();
+    if (world.is_main()) {
+      const LimitedMemory memory;
+      const std::int64_t before = LimitedMemory::used();
+      trial.prepare(net, kAdam);
+      if (backward) {
+        run_backward(trial, net, *backward);
       }
-      all.arrive_and_wait();
-    });
-    return found;
-  };
-  const std::int64_t gradients = 4 * (20 * 50 + 50 + 50 * 20 + 20);
-  EXPECT_LT(bytes_of(1), gradients / 2);
-  EXPECT_EQ(bytes_of(2) - bytes_of(1), gradients);
+      found = LimitedMemory::used() - before;
+    }
+    place.wait();
+  });
+  return static_cast<double>(found) / kBytes;
+}
+
+TEST(WithoutPeers, HasTheGradientsThatTheReducerHas) {
+  EXPECT_NEAR(copies_of_gradients(1, std::nullopt), 0, 0.05);
+  EXPECT_NEAR(copies_of_gradients(1, Gradients::reduce), 1, 0.05);
+  EXPECT_NEAR(copies_of_gradients(2, std::nullopt), 1, 0.05) << "the buckets are always there";
+  EXPECT_NEAR(copies_of_gradients(2, Gradients::reduce), 1, 0.05) << "in the buckets";
+  EXPECT_NEAR(copies_of_gradients(2, Gradients::accumulate), 2, 0.05) << "beside the buckets";
+}
+
+TEST(WithoutPeers, HasTheGradientsOfTheModel) {
+  thread_world(2, [](World& world) {
+    TrainConfig config;
+    World alone = World::single(c10::kCPU);
+    Net net;
+    WithoutPeers trial(config, world, alone);
+    trial.prepare(net, kAdam);
+    run_backward(trial, net, Gradients::accumulate);
+    std::vector<at::Tensor> once;
+    for (const at::Tensor& parameter : net.parameters()) {
+      once.push_back(parameter.grad().clone());
+    }
+    backward(trial, net, Gradients::reduce);
+    for (std::size_t i = 0; i < once.size(); ++i) {
+      EXPECT_TRUE(at::equal(net.parameters()[i].grad(), 2 * once[i])) << i;
+    }
+    run_backward(trial, net, Gradients::reduce);  // the buckets still have the sums
+    for (std::size_t i = 0; i < once.size(); ++i) {
+      EXPECT_TRUE(at::equal(net.parameters()[i].grad(), once[i])) << i;
+    }
+  });
 }
 
 }  // namespace
