@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -93,7 +94,6 @@ class Run {
     for (const at::Tensor& input : given) {
       own.push_back(input.detach().requires_grad_(input.requires_grad()));
       inputs.push_back(gradient_edge(own.back()));
-      is_seen_.insert(inputs.back().function.get());
     }
     outputs = f(own);
     for (const at::Tensor& output : outputs) {
@@ -101,22 +101,26 @@ class Run {
     }
   }
 
-  /// Calls `act` with each edge by which a gradient leaves the graph, other than to an input: to parameters, and to
-  /// what was there before the run. The order follows from the graph.
-  template <class Act>
-  void for_each_exit(const Act& act) const {
-    std::unordered_set<const Node*> seen = is_seen_;
+  /// The edges by which gradients leave the graph, other than to an input: to parameters, and to what was there before
+  /// the run. Each once; the order follows from the graph.
+  edge_list exits() const {
+    edge_list found;
+    std::unordered_set<Edge> known;
+    std::unordered_set<const Node*> seen;
     std::vector<const Node*> next;
+    for (const Edge& input : inputs) {
+      seen.insert(input.function.get());
+    }
     const auto look_at = [&](const Edge& edge) {
       const Node* node = edge.function.get();
       if (node == nullptr || seen.contains(node)) {
         return;
       }
-      if (is_outside(*node)) {
-        act(edge);
-      } else {
+      if (!is_outside(*node)) {
         seen.insert(node);
         next.push_back(node);
+      } else if (known.insert(edge).second) {
+        found.push_back(edge);
       }
     };
     std::ranges::for_each(roots, look_at);
@@ -125,6 +129,7 @@ class Run {
       next.pop_back();
       std::ranges::for_each(node.next_edges(), look_at);
     }
+    return found;
   }
 
   edge_list inputs{};  // an edge without a function: no gradient is wanted
@@ -139,8 +144,13 @@ class Run {
 
   const std::uint64_t thread_ = at::RecordFunction::currentThreadId();
   const std::uint64_t begin_ = at::sequence_number::peek();
-  std::unordered_set<const Node*> is_seen_{};  // of the inputs
 };
+
+/// Of an exit of a run whose graph is gone: whether the run made this leaf, so that nothing else has it.
+bool was_made_inside(const Edge& exit) {
+  const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(exit.function.get());
+  return leaf != nullptr && leaf->variable.use_count() == 1;
+}
 
 /// While it lives, a backward ends at these edges and runs no hooks of tensors there: what is outside of a part follows
 /// in the backward around it.
@@ -191,9 +201,9 @@ struct Conditions {
 // at its end.
 class Recompute final : public Node {
  public:
-  /// `inputs`: as they were before the first run.
-  Recompute(Part f, Conditions conditions, std::vector<SavedVariable> inputs)
-      : f_(std::move(f)), conditions_(std::move(conditions)), inputs_(std::move(inputs)) {}
+  /// `inputs`: as they were before the first run. `made_inside`: leaves that each run makes for itself.
+  Recompute(Part f, Conditions conditions, std::vector<SavedVariable> inputs, std::size_t made_inside)
+      : f_(std::move(f)), conditions_(std::move(conditions)), inputs_(std::move(inputs)), made_inside_(made_inside) {}
 
   variable_list apply(variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
@@ -245,9 +255,9 @@ class Recompute final : public Node {
 
   void check(const Run& run) const {
     const std::unordered_set<Edge> of_first(exits().begin(), exits().end());
-    bool is_same = run.outputs.size() == num_inputs();
-    run.for_each_exit([&](const Edge& edge) { is_same = is_same && of_first.contains(edge); });
-    if (!is_same) {
+    const edge_list found = run.exits();
+    const auto others = std::ranges::count_if(found, [&](const Edge& edge) { return !of_first.contains(edge); });
+    if (run.outputs.size() != num_inputs() || static_cast<std::size_t>(others) != made_inside_) {
       throw Error(
           "recompute(): the second run of the function has other outputs or uses other parameters than the first",
           "the function must depend on nothing that changes between forward and backward");
@@ -259,6 +269,7 @@ class Recompute final : public Node {
   const Part f_;
   const Conditions conditions_;
   std::vector<SavedVariable> inputs_;
+  const std::size_t made_inside_;
 };
 
 /// Where the part computes: lengths and masks may be on the CPU.
@@ -283,24 +294,26 @@ std::vector<at::Tensor> recompute(Part f, const std::vector<at::Tensor>& inputs)
     next.push_back(gradient_edge(input));
   }
   Conditions conditions(device_of(inputs));
-  const Run run = [&] {
-    const WithAutocast autocast(conditions.autocast);
-    return Run(f, inputs);
-  }();
-  std::unordered_set<Edge> exits;
-  run.for_each_exit([&](const Edge& edge) {
-    if (exits.insert(edge).second) {
-      next.push_back(edge);
-    }
-  });
-  const std::shared_ptr<Recompute> node(new Recompute(std::move(f), std::move(conditions), std::move(kept)),
-                                        torch::autograd::deleteNode);
-  node->set_next_edges(std::move(next));
+  edge_list exits;
   variable_list outputs;
-  for (std::size_t i = 0; i < run.outputs.size(); ++i) {
-    outputs.push_back(run.outputs[i].defined() ? run.outputs[i].detach() : at::Tensor());
-    if (run.roots[i].is_valid()) {
-      torch::autograd::create_gradient_edge(outputs.back(), node);
+  std::vector<bool> have_gradients;
+  {
+    const WithAutocast autocast(conditions.autocast);
+    const Run run(f, inputs);
+    exits = run.exits();
+    for (std::size_t i = 0; i < run.outputs.size(); ++i) {
+      outputs.push_back(run.outputs[i].defined() ? run.outputs[i].detach() : at::Tensor());
+      have_gradients.push_back(run.roots[i].is_valid());
+    }
+  }
+  const std::size_t made_inside = std::erase_if(exits, was_made_inside);
+  next.insert(next.end(), exits.begin(), exits.end());
+  const std::shared_ptr<Recompute> node(
+      new Recompute(std::move(f), std::move(conditions), std::move(kept), made_inside), torch::autograd::deleteNode);
+  node->set_next_edges(std::move(next));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (have_gradients[i]) {
+      torch::autograd::create_gradient_edge(outputs[i], node);
     } else {
       node->add_input_metadata(Node::undefined_input());
     }

@@ -267,6 +267,26 @@ TEST(Recompute, RefusesAFunctionThatChangesItsInput) {
   EXPECT_THAT(message_of<c10::Error>([&] { y.sum().backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
+// The force of an energy: the part has a gradient of its own, of a tensor that it makes.
+TEST(Recompute, MayUseDerivativesInside) {
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> place;
+  const auto train = [&](bool recomputes) {
+    Block block;
+    block.eval();
+    const auto force = [&](const at::Tensor& t) {
+      const at::Tensor at = (t.detach() + 1).requires_grad_();
+      place.emplace(at.storage().getWeakStorageImpl());
+      const at::Tensor energy = block.forward(at).sin().sum();
+      return torch::autograd::grad({energy}, {at}, {}, /*retain_graph=*/true, /*create_graph=*/true).front();
+    };
+    const at::Tensor y = run(recomputes, force, input());
+    EXPECT_EQ(place->expired(), recomputes);
+    y.square().sum().backward();
+    return std::vector<at::Tensor>{block.first->weight.grad(), block.second->weight.grad()};
+  };
+  EXPECT_TRUE(are_equal(train(true), train(false)));
+}
+
 TEST(Recompute, MayChangeViewsInside) {
   const auto train = [](bool recomputes) {
     Block block;
