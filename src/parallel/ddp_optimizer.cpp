@@ -308,7 +308,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
       });
     });
   }
-  first_backward_ = false;
+  const bool is_first = std::exchange(first_backward_, false);
   try {
     with_peers(ddp_.world_, "gradient all-reduce", [&] {
       torch::autograd::backward(roots, gradients);
@@ -320,6 +320,9 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     waiting_.reset();
     explain_second_gradient(error);
     throw;
+  }
+  if (ddp_.options_.static_graph && is_first) {
+    reducer_->prepare_for_forward();  // it would count the uses of parameters in a backward of another optimizer too
   }
   waiting_.reset();
   ddp_.progress_.end();
@@ -389,10 +392,17 @@ at::Tensor DdpOptimizer::mean_loss() { return lane_.grad().select(0, ControlLane
 at::Tensor DdpOptimizer::mean_inputs() { return lane_.grad().select(0, ControlLane::kInputs); }
 
 at::Tensor DdpOptimizer::mean_count() {
+  const at::Tensor& lane = lane_.grad();
   if (!count_.defined() && !idle_) {
+    // Reading it from a GPU would wait.
+    if (lane.is_cpu() && lane.const_data_ptr<float>()[ControlLane::kCounted] > 0) {
+      throw CommError(fmt::format("optimizer '{}': rank {} has samples without a count in this step, another rank has "
+                                  "a count",
+                                  name(), ddp_.world_.rank()),
+                      "set StepOutput::count on every rank, in every micro-batch; it may be 0", ExitCode::disagree);
+    }
     return {};
   }
-  const at::Tensor& lane = lane_.grad();
   const auto mean = lane.select(0, ControlLane::kCount);
   // A rank without samples does not know whether the other ranks use counts.
   return idle_ ? at::where(lane.select(0, ControlLane::kCounted) > 0, mean, 1) : mean;
