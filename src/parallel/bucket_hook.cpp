@@ -114,28 +114,14 @@ BucketHook::Result CompressionHook::reduce(const at::Tensor& bucket, std::int64_
 ProgramHook::ProgramHook(World& world, std::int64_t count_slot, GradientHook hook, std::size_t optimizer)
     : BucketHook(world, count_slot), hook_(std::move(hook)), optimizer_(optimizer) {}
 
+void ProgramHook::begin_backward(bool expects_counts, std::int64_t step) {
+  BucketHook::begin_backward(expects_counts, step);
+  buckets_.clear();
+}
+
 BucketHook::Result ProgramHook::reduce(const at::Tensor& bucket, std::int64_t index) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor reals = reals_of(bucket);
-  if (unit().defined()) {
-    reals.div_(unit());
-  }
-  try {
-    hook_({.gradients = bucket, .index = index, .optimizer = optimizer_, .step = step()}, world_);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    if (is_peer_failure(error)) {
-      throw;
-    }
-    throw Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(), step(),
-                            index, plain_text(error)),
-                "the other ranks end because they miss this one");
-  }
-  if (unit().defined()) {
-    reals.mul_(unit());
-  }
-  // Its consumers wait on the device for what the hook has started there.
+  buckets_.push_back({.gradients = bucket, .index = index, .optimizer = optimizer_, .step = step()});
+  // Its consumers wait on the device for what made the bucket.
   std::vector<c10::Device> devices;
   if (!world_.device().is_cpu()) {
     devices.push_back(world_.device());
@@ -143,6 +129,36 @@ BucketHook::Result ProgramHook::reduce(const at::Tensor& bucket, std::int64_t in
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::move(devices));
   done->markCompleted(c10::IValue(bucket));
   return done;
+}
+
+void ProgramHook::finish() {
+  const at::NoGradGuard no_grad;
+  for (const GradientBucket& bucket : buckets_) {
+    call(bucket);
+  }
+  buckets_.clear();
+}
+
+void ProgramHook::call(const GradientBucket& bucket) {
+  const at::Tensor reals = reals_of(bucket.gradients);
+  if (unit().defined()) {
+    reals.div_(unit());
+  }
+  try {
+    hook_(bucket, world_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (is_peer_failure(error)) {
+      throw;
+    }
+    throw Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(), bucket.step,
+                            bucket.index, plain_text(error)),
+                "the other ranks end because they miss this one");
+  }
+  if (unit().defined()) {
+    reals.mul_(unit());
+  }
 }
 
 }  // namespace lockstep

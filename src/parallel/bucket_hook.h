@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -27,14 +28,17 @@ class BucketHook : public c10d::CommHookInterface {
   BucketHook(World& world, std::int64_t count_slot);
 
   /// For the next backward: whether this rank expects counts in the lane, and the number of the step.
-  void begin_backward(bool expects_counts, std::int64_t step);
+  virtual void begin_backward(bool expects_counts, std::int64_t step);
+  /// Call it after each backward: then the buckets have the means.
+  virtual void finish() {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) final;
   at::Tensor parseHookResult(const c10::IValue& result) final { return result.toTensor(); }
 
  protected:
   using Result = c10::intrusive_ptr<c10::ivalue::Future>;
-  /// Replaces the values of `bucket`, this rank's gradients, by their mean. `index`: without the lane's bucket.
+  /// Replaces the values of `bucket`, this rank's gradients, by their mean, at the latest in finish(). `index`: without
+  /// the lane's bucket.
   virtual Result reduce(const at::Tensor& bucket, std::int64_t index) = 0;
 
   /// 0-dim on the device, the same on every rank; undefined: the rank expects no counts.
@@ -73,16 +77,22 @@ class CompressionHook final : public BucketHook {
   const RoundingKey key_;
 };
 
-/// The hook of the program.
+/// The hook of the program. The backward only collects the buckets, and finish() calls the hook for each: in the
+/// backward it would wait for ranks that wait for this one's SyncBatchNorm.
 class ProgramHook final : public BucketHook {
  public:
   ProgramHook(World& world, std::int64_t count_slot, GradientHook hook, std::size_t optimizer);
 
+  void begin_backward(bool expects_counts, std::int64_t step) override;
+  void finish() override;
+
  private:
   Result reduce(const at::Tensor& bucket, std::int64_t index) override;
+  void call(const GradientBucket& bucket);
 
   const GradientHook hook_;
   const std::size_t optimizer_;
+  std::vector<GradientBucket> buckets_{};  // of this backward
 };
 
 }  // namespace lockstep

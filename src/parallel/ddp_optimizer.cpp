@@ -48,8 +48,8 @@ void explain_second_gradient(const c10::Error& error) {
   const auto begin = std::min(text.find(kBefore), text.size() - kBefore.size()) + kBefore.size();
   const std::string_view name = text.substr(begin, text.find(" has been", begin) - begin);
   throw Error(fmt::format("{} got a second gradient in one backward, expected one", printable(name)),
-              "without --dist.find_unused_parameters a part in recompute() may be used once, and all others any number "
-              "of times; run one backward per forward");
+              "run one backward per forward. If a function of yours runs a backward inside of its backward, use "
+              "lockstep::recompute() there, or set --dist.static_graph true");
 }
 
 // The indices that the reducer's own text names: of the parameters that a backward did not reach.
@@ -172,8 +172,7 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   }
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
-  // is the missing one. If the last gradient comes from a part that recompute() runs again, the reducer waits earlier,
-  // at the end of that part's own backward, and its wait counts as work; shared memory has no such wait.
+  // is the missing one.
   lane_.register_hook([this](const at::Tensor&) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { begin_reduction(); });
   });
@@ -309,7 +308,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
       });
     });
   }
-  first_backward_ = false;
+  const bool is_first = std::exchange(first_backward_, false);
   try {
     with_peers(ddp_.world_, "gradient all-reduce", [&] {
       torch::autograd::backward(roots, gradients);
@@ -322,9 +321,15 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     explain_second_gradient(error);
     throw;
   }
+  if (ddp_.options_.static_graph && is_first) {
+    reducer_->prepare_for_forward();  // it would count the uses of parameters in a backward of another optimizer too
+  }
   waiting_.reset();
   ddp_.progress_.end();
   ddp_.clock_.end_waiting();
+  if (hook_ != nullptr) {
+    with_peers(ddp_.world_, "gradient hook", [&] { hook_->finish(); });
+  }
 }
 
 void DdpOptimizer::begin_reduction() {
@@ -387,10 +392,17 @@ at::Tensor DdpOptimizer::mean_loss() { return lane_.grad().select(0, ControlLane
 at::Tensor DdpOptimizer::mean_inputs() { return lane_.grad().select(0, ControlLane::kInputs); }
 
 at::Tensor DdpOptimizer::mean_count() {
+  const at::Tensor& lane = lane_.grad();
   if (!count_.defined() && !idle_) {
+    // Reading it from a GPU would wait.
+    if (lane.is_cpu() && lane.const_data_ptr<float>()[ControlLane::kCounted] > 0) {
+      throw CommError(fmt::format("optimizer '{}': rank {} has samples without a count in this step, another rank has "
+                                  "a count",
+                                  name(), ddp_.world_.rank()),
+                      "set StepOutput::count on every rank, in every micro-batch; it may be 0", ExitCode::disagree);
+    }
     return {};
   }
-  const at::Tensor& lane = lane_.grad();
   const auto mean = lane.select(0, ControlLane::kCount);
   // A rank without samples does not know whether the other ranks use counts.
   return idle_ ? at::where(lane.select(0, ControlLane::kCounted) > 0, mean, 1) : mean;

@@ -15,8 +15,9 @@ class World;
 
 /// The dense buckets lie in the shared memory, see Note [Shared reduction]. A bucket is published as soon as the
 /// backward has computed it. The reducer does not wait for it: it only makes views of the bucket, and it may wait
-/// within the backward, where it runs a part again (recompute()) and the rank has work of its own. finish() waits,
-/// after the backward. The means have the same bytes on every rank. Sparse buckets go through the process group.
+/// within the backward, if a function of the program runs a backward inside of its backward, while the rank has work of
+/// its own. finish() waits, after the backward. The means have the same bytes on every rank. Sparse buckets go through
+/// the process group.
 class SharedMemoryHook final : public c10d::CommHookInterface {
  public:
   /// Collective. Moves the dense ones of `buckets`, which are all of the reducer, to the shared memory. If a rank

@@ -22,11 +22,11 @@ struct GradientBucket {
 };
 
 /// Replaces the values of bucket.gradients by their mean over the ranks: bitwise the same on all of them, or the
-/// replicas diverge. Called during the backward, once per bucket and reduction, in the same order on every rank; the
-/// backward continues when it returns. It may use the collectives of `world`, the same ones on every rank. It does not
-/// see sparse gradients, nor the requests of the ranks and their counts: these are sent without it. Gradients that are
-/// weighted by counts are divided by a power of two before the call and multiplied by it afterwards, so that they are
-/// about as large as means. An exception ends the run on all ranks.
+/// replicas diverge. Called after the backward, once per bucket and reduction, in the same order on every rank. It may
+/// use the collectives of `world`, the same ones on every rank. It does not see sparse gradients, nor the requests of
+/// the ranks and their counts: these are sent without it. Gradients that are weighted by counts are divided by a power
+/// of two before the call and multiplied by it afterwards, so that they are about as large as means. An exception ends
+/// the run on all ranks.
 using GradientHook = std::function<void(const GradientBucket& bucket, World& world)>;
 
 }  // namespace lockstep

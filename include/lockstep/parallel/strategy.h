@@ -80,7 +80,8 @@ class StrategyOptimizer {
 
   /// Adds the number by which this rank's mean was divided (0-dim, on the device), if the other ranks do not know it,
   /// such as a number of tokens. After finish(), mean_count() is the mean of the sums over ranks; gradients divided by
-  /// it are exact.
+  /// it are exact. Throws: CommError (exit 78) on a rank that has samples and no count, if another rank has a count; on
+  /// the CPU only.
   virtual void add_count(const at::Tensor& count) = 0;
   virtual at::Tensor mean_count() = 0;
 

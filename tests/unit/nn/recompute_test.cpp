@@ -1,4 +1,6 @@
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
@@ -74,6 +77,11 @@ std::vector<at::Tensor> gradients(Block& block, bool recomputes, bool input_requ
     found.push_back(parameter.grad().clone());
   }
   return found;
+}
+
+/// `part` of x, recomputed or not.
+at::Tensor run(bool recomputes, const std::function<at::Tensor(const at::Tensor&)>& part, const at::Tensor& x) {
+  return recomputes ? recompute(part, x) : part(x);
 }
 
 TEST(Recompute, GivesTheSameGradientsAndRandomNumbers) {
@@ -154,7 +162,163 @@ TEST(Recompute, KeepsNoCastOfAutocast) {
   }
 }
 
-TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
+// A hook of a tensor changes its gradient, so it must see the whole gradient, and only once.
+TEST(Recompute, RunsTheHooksOfTensorsOnce) {
+  const auto train = [](bool recomputes) {
+    Block block;
+    block.eval();
+    int calls = 0;
+    block.first->weight.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      return gradient.square();
+    });
+    at::Tensor x = input().requires_grad_();
+    const at::Tensor scale = x.exp();
+    scale.retain_grad();
+    scale.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      return gradient * 3;
+    });
+    const auto scaled = [&](const at::Tensor& t) { return block.forward(t) * scale; };
+    at::linear(run(recomputes, scaled, x), block.first->weight).square().sum().backward();
+    EXPECT_EQ(calls, 2);
+    return std::vector<at::Tensor>{block.first->weight.grad(), x.grad(), scale.grad()};
+  };
+  EXPECT_TRUE(are_equal(train(true), train(false)));
+}
+
+// Several parts share a tensor that they do not get as an input, and one of them is used twice.
+TEST(Recompute, UsesTensorsOfTheGraphAroundIt) {
+  const auto train = [](bool recomputes) {
+    Block block;
+    block.eval();
+    at::Tensor x = input().requires_grad_();
+    const at::Tensor memory = block.second(at::relu(block.first(x)));
+    const auto with_memory = [&](const at::Tensor& t) { return block.forward(t) * memory; };
+    const at::Tensor y = run(recomputes, with_memory, run(recomputes, with_memory, x));
+    (run(
+         recomputes, [&](const at::Tensor&) { return memory; }, y) +
+     y * memory)
+        .sum()
+        .backward();
+    std::vector<at::Tensor> found{x.grad()};
+    for (const at::Tensor& parameter : block.parameters()) {
+      found.push_back(parameter.grad());
+    }
+    return found;
+  };
+  const auto expected = train(false);
+  const auto found = train(true);
+  for (std::size_t i = 0; i < expected.size(); ++i) {  // more than two gradients are added in another order
+    EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-6)) << i;
+  }
+}
+
+TEST(Recompute, WorksInsideOfARecomputedPart) {
+  const auto train = [](bool recomputes) {
+    Block block;
+    auto generator = at::globalContext().defaultGenerator(c10::kCPU);
+    generator.set_current_seed(7);
+    const auto inner = [&](const at::Tensor& t) { return block.forward(t); };
+    const auto outer = [&](const at::Tensor& t) { return run(recomputes, inner, t).sin(); };
+    at::Tensor x = input().requires_grad_();
+    run(recomputes, outer, x).square().sum().backward();
+    EXPECT_EQ(block.runs, recomputes ? 3 : 1);
+    std::vector<at::Tensor> found{x.grad()};
+    for (const at::Tensor& parameter : block.parameters()) {
+      found.push_back(parameter.grad());
+    }
+    return found;
+  };
+  EXPECT_TRUE(are_equal(train(true), train(false)));
+}
+
+TEST(Recompute, HasTheGraphOfItsPart) {
+  Block block;
+  const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
+  std::vector<std::string> names;
+  for (const auto& edge : y.grad_fn()->next_edges()) {
+    names.push_back(edge.is_valid() ? edge.function->name() : "");
+  }
+  EXPECT_THAT(
+      names, testing::UnorderedElementsAre("", testing::EndsWith("AccumulateGrad"), testing::EndsWith("AccumulateGrad"),
+                                           testing::EndsWith("AccumulateGrad"), testing::EndsWith("AccumulateGrad")));
+  for (auto& parameter : block.parameters()) {
+    parameter.requires_grad_(false);
+  }
+  EXPECT_FALSE(recompute([&](const at::Tensor& t) { return block.forward(t); }, input()).requires_grad());
+}
+
+TEST(Recompute, RefusesAFunctionThatChanges) {
+  Block block;
+  Block other;
+  int runs = 0;
+  const auto changes = [&](const at::Tensor& t) { return ++runs == 1 ? block.forward(t) : other.forward(t); };
+  const at::Tensor y = recompute(changes, input().requires_grad_());
+  EXPECT_THAT(message_of<Error>([&] { y.sum().backward(); }),
+              HasSubstr("the second run of the function has other outputs or uses other parameters than the first"));
+  EXPECT_FALSE(other.first->weight.grad().defined());
+}
+
+// The second run would change it once more.
+TEST(Recompute, RefusesAFunctionThatChangesItsInput) {
+  Block block;
+  const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t.mul_(2)); }, input());
+  EXPECT_THAT(message_of<c10::Error>([&] { y.sum().backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
+// The force of an energy: the part has a gradient of its own, of a tensor that it makes.
+TEST(Recompute, MayUseDerivativesInside) {
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> place;
+  const auto train = [&](bool recomputes) {
+    Block block;
+    block.eval();
+    const auto force = [&](const at::Tensor& t) {
+      const at::Tensor at = (t.detach() + 1).requires_grad_();
+      place.emplace(at.storage().getWeakStorageImpl());
+      const at::Tensor energy = block.forward(at).sin().sum();
+      return torch::autograd::grad({energy}, {at}, {}, /*retain_graph=*/true, /*create_graph=*/true).front();
+    };
+    const at::Tensor y = run(recomputes, force, input());
+    EXPECT_EQ(place->expired(), recomputes);
+    y.square().sum().backward();
+    return std::vector<at::Tensor>{block.first->weight.grad(), block.second->weight.grad()};
+  };
+  EXPECT_TRUE(are_equal(train(true), train(false)));
+}
+
+TEST(Recompute, MayChangeViewsInside) {
+  const auto train = [](bool recomputes) {
+    Block block;
+    at::Tensor x = input().requires_grad_();
+    const auto part = [&](const at::Tensor& t) {
+      at::Tensor y = block.first(t);
+      y.narrow(1, 0, 4).mul_(block.second->bias);
+      return y;
+    };
+    run(recomputes, part, x).square().sum().backward();
+    return std::vector<at::Tensor>{x.grad(), block.first->weight.grad(), block.second->bias.grad()};
+  };
+  EXPECT_TRUE(are_equal(train(true), train(false)));
+}
+
+/// As recompute(), but gradients of parameters are added in a backward inside of the backward.
+struct BackwardInside : torch::autograd::Function<BackwardInside> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, Block* block) {
+    context->save_for_backward({x});
+    context->saved_data["block"] = reinterpret_cast<std::int64_t>(block);
+    return block->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    auto* block = reinterpret_cast<Block*>(context->saved_data["block"].toInt());
+    const at::AutoGradMode with_gradients(true);
+    torch::autograd::backward({block->forward(context->get_saved_variables().front().detach())}, {gradients.front()});
+    return {at::zeros_like(gradients.front()), at::Tensor()};
+  }
+};
+
+TEST(BackwardInsideOfABackward, IsRefusedIfAParameterGetsTwoGradients) {
   const auto refuse = [](World& world) {
     Block block;
     Ddp strategy({}, {.find_unused_parameters = true}, world);
@@ -162,9 +326,10 @@ TEST(Recompute, IsRefusedWhereUnusedParametersAreSearched) {
     strategy.prepare(block, {&spec, 1});
     strategy.optimizer().zero_grad();
     strategy.optimizer().begin_forward(Gradients::reduce);
-    const at::Tensor y = recompute([&](const at::Tensor& t) { return block.forward(t); }, input());
+    const at::Tensor y = BackwardInside::apply(input().requires_grad_(), &block);
     const std::string text = message_of([&] { strategy.optimizer().backward(y.sum()); });
     EXPECT_THAT(text, testing::ContainsRegex("(first|second)\\.(weight|bias) got a second gradient in one backward"));
+    EXPECT_THAT(text, HasSubstr("--dist.static_graph true"));
   };
   thread_world(2, refuse);
   shared_memory_world(2, refuse);
@@ -178,6 +343,7 @@ TEST(Recompute, TakesSeveralInputsAndOutputs) {
     const std::vector<at::Tensor> in{at::arange(3, at::kFloat).requires_grad_(), at::ones({3}).requires_grad_(),
                                      at::tensor({2, 0}, at::kLong)};
     const auto out = recomputes ? recompute(f, in) : f(in);
+    EXPECT_FALSE(out[1].requires_grad());
     (out[0].sum() + out[2].square().sum()).backward();
     return std::vector<at::Tensor>{in[0].grad(), in[1].grad()};
   };
@@ -202,6 +368,7 @@ struct Ranks {
   GradientHook hook{};
   int micro_batches = 1;
   bool has_two_optimizers = false;
+  bool ties_weights = false;  // those of the lower part are used below it too
 };
 std::ostream& operator<<(std::ostream& out, const Ranks& ranks) { return out << ranks.name; }
 
@@ -220,8 +387,9 @@ NamedTensors trained(const Ranks& ranks, World& world, bool recomputes) {
   }
   Ddp strategy({}, ranks.options, world, Precision::fp32, /*seed=*/0, ranks.hook);
   strategy.prepare(both, specs);
-  const auto run = [&](Block& part, const at::Tensor& x) {
-    return recomputes ? recompute([&](const at::Tensor& in) { return part.forward(in); }, x) : part.forward(x);
+  const auto through = [&](Block& part, const at::Tensor& x) {
+    return run(
+        recomputes, [&](const at::Tensor& in) { return part.forward(in); }, x);
   };
   for (int step = 0; step < 3; ++step) {
     strategy.begin_step(step, {});
@@ -230,7 +398,11 @@ NamedTensors trained(const Ranks& ranks, World& world, bool recomputes) {
       optimizer.zero_grad();
       for (int m = 1; m <= ranks.micro_batches; ++m) {
         optimizer.begin_forward(m == ranks.micro_batches ? Gradients::reduce : Gradients::accumulate);
-        optimizer.backward(run(upper, run(lower, input() + world.rank() + step + 0.1 * m)).square().mean());
+        at::Tensor x = input() + world.rank() + step + 0.1 * m;
+        if (ranks.ties_weights) {
+          x = at::linear(at::linear(x, lower.first->weight), lower.second->weight);
+        }
+        optimizer.backward(through(upper, through(lower, x)).square().mean());
       }
       optimizer.finish();
       optimizer.step();
@@ -241,7 +413,6 @@ NamedTensors trained(const Ranks& ranks, World& world, bool recomputes) {
 
 class RecomputeOnRanks : public testing::TestWithParam<Ranks> {};
 
-// The reducer gets the gradients from a backward within the backward.
 TEST_P(RecomputeOnRanks, TrainsAsWithoutIt) {
   const Ranks& ranks = GetParam();
   const auto compare = [&](World& world) {
@@ -271,12 +442,19 @@ std::vector<Ranks> all_ranks() {
     for (const int count : {2, 3}) {
       add("plain", {.count = count});
       add("static_graph", {.count = count, .options = {.static_graph = true}});
+      add("unused_are_searched", {.count = count, .options = {.find_unused_parameters = true}});
+      add("tied", {.count = count, .ties_weights = true});
     }
+    add("tied_static_graph", {.options = {.static_graph = true}, .ties_weights = true});
+    add("tied_unused_are_searched", {.options = {.find_unused_parameters = true}, .ties_weights = true});
+    add("tied_accumulation", {.micro_batches = 2, .ties_weights = true});
     add("accumulation", {.micro_batches = 2});
     add("two_optimizers", {.count = 3, .has_two_optimizers = true});
+    add("two_optimizers_static_graph", {.options = {.static_graph = true}, .has_two_optimizers = true});
     add("compression", {.options = {.compression = GradCompression::fp16}});
     add("compression_static_graph", {.options = {.static_graph = true, .compression = GradCompression::fp16}});
     add("hook", {.hook = mean_in_two_parts});
+    add("tied_hook", {.hook = mean_in_two_parts, .ties_weights = true});
   }
   return all;
 }

@@ -434,6 +434,33 @@ TEST(Ddp, WeighsByCountsThatOnlyTheDeviceKnows) {
   });
 }
 
+// The ranks would divide their gradients differently.
+TEST(Ddp, RefusesACountOfSomeRanksOnly) {
+  const auto error = error_of<CommError>([] {
+    thread_world(3, [](World& world) {
+      Net net;
+      Ddp strategy({}, {}, world);
+      const OptimizerSpec spec(sgd());
+      strategy.prepare(net, {&spec, 1});
+      StrategyOptimizer& optimizer = strategy.optimizer();
+      optimizer.zero_grad();
+      optimizer.begin_forward(Gradients::reduce);
+      if (world.rank() == 0) {
+        optimizer.backward_nothing();
+      } else {
+        if (world.rank() == 1) {
+          optimizer.add_count(at::full({}, 4.0F));
+        }
+        optimizer.backward(loss_of(net.forward(inputs(0)), targets(0)));
+      }
+      optimizer.finish();
+      ASSERT_NEAR(optimizer.mean_count().item<float>(), 4.0 / 3, 1e-6) << world.rank();
+    });
+  });
+  EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+  EXPECT_THAT(error.what(), HasSubstr("rank 2 has samples without a count in this step, another rank has a count"));
+}
+
 // The control lane travels as it is: a count of 17 bits does not fit into half precision, and gradients of sums over so
 // many tokens neither.
 TEST(Ddp, WeighsByLargeCountsWhenGradientsAreCompressed) {

@@ -71,7 +71,7 @@ TORCH_MODULE(AnyBatchNorm);
 using SyncNet = Net<SyncBatchNorm>;
 using PlainNet = Net<AnyBatchNorm>;
 
-/// Its first layers run again in the backward, where the reducer gets its last gradients.
+/// Its first layers run again in the backward.
 struct RecomputedNet : SyncNet {
   using SyncNet::SyncNet;
   at::Tensor forward(const at::Tensor& x) {
@@ -82,8 +82,9 @@ struct RecomputedNet : SyncNet {
 
 /// A strategy for a net.
 struct Prepared {
-  Prepared(torch::nn::Module& net, World& world, const DistConfig& options = {.broadcast_buffers = false})
-      : strategy({}, options, world) {
+  Prepared(torch::nn::Module& net, World& world, const DistConfig& options = {.broadcast_buffers = false},
+           GradientHook hook = {})
+      : strategy({}, options, world, Precision::fp32, /*seed=*/0, std::move(hook)) {
     const OptimizerSpec spec(sgd({.lr = 0.1}));
     strategy.prepare(net, {&spec, 1});
     optimizer().zero_grad();
@@ -111,6 +112,7 @@ struct Case {
   DistConfig options{};
   bool counts = false;
   double tolerance = 1e-12;
+  GradientHook hook{};
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -120,7 +122,7 @@ template <class Trained>
 double difference_after_training(const Case& c, World& world, const torch::nn::BatchNormOptions& options) {
   Trained net(options);
   PlainNet whole(options);
-  Prepared prepared(net, world, c.options);
+  Prepared prepared(net, world, c.options, c.hook);
   StrategyOptimizer& optimizer = prepared.optimizer();
   torch::optim::SGD reference(whole.parameters(), torch::optim::SGDOptions(0.1));
   const auto rank = static_cast<std::size_t>(world.rank());
@@ -180,6 +182,9 @@ TEST_P(SyncBatchNormOverRanks, TrainsAsOneRankWithTheWholeBatch) {
 }
 
 const DistConfig kOwnBuffers{.broadcast_buffers = false};
+const DistConfig kTinyBuckets{.bucket_mib = 0.0001, .broadcast_buffers = false};
+
+void mean_over_ranks(const GradientBucket& bucket, World& world) { world.all_reduce(bucket.gradients, Reduce::mean); }
 
 INSTANTIATE_TEST_SUITE_P(
     Batches, SyncBatchNormOverRanks,
@@ -190,7 +195,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"idle_in_the_first_part", {{4, 0}, {3, 3}}, kOwnBuffers},
                     Case{"idle_with_unused", {{4, 0, 2}}, {.find_unused_parameters = true, .broadcast_buffers = false}},
                     Case{"idle_with_static_graph", {{4, 0, 2}}, {.static_graph = true, .broadcast_buffers = false}},
-                    Case{"idle_with_tiny_buckets", {{4, 0, 2}}, {.bucket_mib = 0.0001, .broadcast_buffers = false}},
+                    Case{"idle_with_tiny_buckets", {{4, 0, 2}}, kTinyBuckets},
+                    Case{"idle_with_a_hook", {{4, 0, 2}, {2, 2, 0}}, kTinyBuckets, false, 1e-11, mean_over_ranks},
+                    Case{"counts_idle_and_a_hook", {{4, 0, 2}, {2, 2, 0}}, kTinyBuckets, true, 1e-7, mean_over_ranks},
                     Case{"counts_and_idle", {{4, 0, 2}, {2, 2, 0}}, kOwnBuffers, true, 1e-7},
                     Case{"counts_compressed_and_idle",
                          {{4, 0, 2}, {2, 2, 0}},
