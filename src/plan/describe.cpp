@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "config/field_value.h"
+#include "environment/build_info.h"
 
 namespace lockstep {
 namespace {
@@ -203,6 +204,7 @@ std::string describe(const Plan& plan) {
       {"run", config.run_dir},
       {"threads",
        fmt::format("{} per rank{}", plan.threads_per_rank, plan.threads_are_given ? " (OMP_NUM_THREADS)" : "")},
+      {"build", build_text()},
   };
   std::string text;
   for (const auto& [name, value] : rows) {

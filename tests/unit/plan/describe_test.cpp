@@ -5,12 +5,14 @@
 
 #include <lockstep/plan/plan.h>
 
+#include "environment/build_info.h"
 #include "support/fake_hardware.h"
 
 namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(Describe, IsTheStartUpTable) {
   const TrainConfig config{.precision = Precision::bf16_mixed,
@@ -35,7 +37,10 @@ TEST(Describe, IsTheStartUpTable) {
             "validation   every epoch, if fit() gets validation data\n"
             "checkpoints  every epoch and at the end, last 2 kept; resume auto\n"
             "run          runs/digits\n"
-            "threads      8 per rank\n");
+            "threads      8 per rank\n"
+            "build        " +
+                build_text() + "\n");
+  EXPECT_THAT(build_text(), StartsWith("lockstep "));
 }
 
 TEST(Describe, NamesTheSettingsOfNumbers) {
