@@ -86,7 +86,7 @@ struct PartList {
 
 Path part_list_file(const Path& directory) { return directory / "predictions.json"; }
 
-std::string to_text(const PartList& progress) {
+std::string text_of(const PartList& progress) {
   const LoaderPosition& at = progress.position;
   return dump_json({{"format", 1},
                     {"weights", progress.weights},
@@ -391,7 +391,7 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     progress.complete = end == End::epoch;
     progress.position = data_.position();
     if (world_.is_main()) {
-      write_file(fs, part_list_file(directory), to_text(progress));
+      write_file(fs, part_list_file(directory), text_of(progress));
     }
     written_ = step_;
     if (end == End::stop) {
