@@ -152,13 +152,16 @@ std::string hint_for_value(std::string_view value) {
   if (lower == "true" || lower == "false") {
     return fmt::format("write {} in small letters", lower);
   }
+  if (lower == "yes" || lower == "no") {
+    return fmt::format("write {}", lower == "yes");
+  }
   if (lower == "none" || lower == "null" || value.empty()) {
     return "leave out the line: then the default counts";
   }
   if (value.starts_with('"') && value.find('\\') != std::string_view::npos) {
     return R"(in a text in " quotes a \ is written \\; in a text in ' quotes it is a \)";
   }
-  if (value.find_first_of(",\"'[]{}") != std::string_view::npos) {
+  if (value.find_first_of("=,\"'[]{}") != std::string_view::npos) {
     return std::string(kBeToml);
   }
   if (parse_double(value)) {  // such as .5, 5. and 007

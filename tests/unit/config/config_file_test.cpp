@@ -538,6 +538,7 @@ TEST(ParseConfigToml, SaysWhatToWriteForFrequentMistakes) {
       {"precision = bf16", R"(write "bf16" in quotes)"},
       {"fresh = True", "write true in small letters"},
       {"fresh = FALSE", "write false in small letters"},
+      {"fresh = yes", "write true"},
       {"seed = None", "leave out the line: then the default counts"},
       {"seed =", "leave out the line: then the default counts"},
       {"lr = .5", "write 0.5, with digits on both sides of the point and no zero in front of others"},
