@@ -55,7 +55,8 @@ struct Trained {
 
 Trained train(int ranks, bool own_rows) {
   Trained trained;
-  TrainConfig config = in_memory({.precision = Precision::fp64, .max_steps = 6, .global_batch_size = 16});
+  TrainConfig config =
+      in_memory({.precision = Precision::fp64, .max_epochs = 0, .max_steps = 6, .global_batch_size = 16});
   config.report.every_steps = 1;
   thread_world(ranks, [&](World& world) {
     const Plan plan = plan_for(ranks, config);
