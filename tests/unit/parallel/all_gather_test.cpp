@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -96,6 +97,27 @@ TEST(AllGatherWithGrad, GivesEachRankTheSumOfTheGradientsOfItsRows) {
     const std::int64_t first = world.rank() == 2 ? 1 : 0;
     EXPECT_TRUE(at::equal(mine.grad(), factors.narrow(0, first, rows) * (1 + 2 + 3)));
   });
+}
+
+// Rank 0 waits in the gather, and rank 1 for the gradients of rank 0.
+TEST(AllGatherWithGrad, IsWhatARankWithoutSamplesMayWaitFor) {
+  std::string hint;
+  const auto body = [&](World& world) {
+    const Plan plan = plan_for(2, in_memory({.precision = Precision::fp64, .global_batch_size = 16}));
+    ContrastiveTask task(world, /*own_rows=*/true);
+    const auto x = at::sin(at::arange(17 * 4, at::kDouble) * 0.37).view({17, 4});  // the last step has one sample
+    DataLoader data(tensor_dataset(x, x.sum(1, true)), plan.loader, world);
+    try {
+      Trainer(plan, world).fit(task, data);
+    } catch (const CommError& error) {
+      if (!world.is_main()) {
+        hint = error.hint();
+      }
+      throw;
+    }
+  };
+  EXPECT_THROW(thread_world(2, body, std::chrono::seconds(3)), CommError);
+  EXPECT_THAT(hint, HasSubstr("this rank has no samples in this micro-batch, so it did not run training_step"));
 }
 
 TEST(AllGatherWithGrad, HasNoGraphWhereNoneIsNeeded) {
