@@ -39,7 +39,9 @@ constexpr KnownCause kKnownCauses[] = {
      "the loss depends on no trained parameter: it was detached, calculated without gradients, "
      "or from frozen parameters only"},
     {"expected scalar type Long", "labels and indices are int64: convert them with .to(torch::kLong)"},
-    {"same dtype", "convert the samples or the module, for example with .to(torch::kFloat)"},
+    {"same dtype",
+     "convert the samples or the module, for example with .to(torch::kFloat); a network that is no part of module() is "
+     "not converted to --precision"},
     {"expected scalar type", "convert the samples or the module, for example with .to(torch::kFloat)"},
 };
 

@@ -16,6 +16,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -135,7 +136,7 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
       !work_if<optim::RMSprop>(optimizer, Kind<optim::RMSpropParamState, optim::RMSpropOptions>(), work)) {
     throw CheckpointError(
         fmt::format("optimizer state: {} is not supported, expected one of lockstep's optimizers or torch::optim's "
-                    "SGD, Adam, AdamW, Adagrad or RMSprop",
+                    "SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS",
                     c10::demangle(typeid(optimizer).name())),
         "use one of these optimizers, or --checkpoint.enabled false, or --checkpoint.weights_only true");
   }
@@ -225,6 +226,15 @@ class StateReader {
       rate = found.item().toDouble();
     }
   }
+  /// A tensor of this shape and dtype, copied to the device of `like`. Undefined: it is missing or differs.
+  at::Tensor read_like(const std::string& name, const at::Tensor& like) {
+    if (!has(name)) {
+      note_missing(name);
+      return {};
+    }
+    const at::Tensor found = take(name);
+    return mismatch_.compare(name, found, like) ? at::empty_like(like).copy_(found) : at::Tensor();
+  }
   void note_missing(const std::string& name) { mismatch_.missing.push_back(name); }
 
   /// Throws: CheckpointError with all recorded mismatches and all unread tensors.
@@ -274,6 +284,148 @@ const RuleOptions& saved_options(const RuleOptimizer& optimizer, const StateRead
 
 std::string common_key(const BuiltOptimizer& built, const CommonNumber& number) {
   return fmt::format("{}.{}", built.key, number.name);
+}
+
+void write_parameters(const BuiltOptimizer& built, StateWriter& writer) {
+  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
+    for_each_parameter<Options>(
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool) {
+          const auto found = built.optimizer->state().find(parameter.unsafeGetTensorImpl());
+          if (found == built.optimizer->state().end()) {
+            return;  // it had no gradient yet
+          }
+          visit_fields(static_cast<State&>(*found->second), options, [&](auto field, const auto& value, bool) {
+            writer.write(fmt::format("{}.{}", name, field), value);
+          });
+        });
+  });
+}
+
+/// By the address of a parameter. nullptr: no state yet.
+using LoadedStates = std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>;
+
+LoadedStates read_parameters(const BuiltOptimizer& built, StateReader& reader) {
+  LoadedStates loaded;
+  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
+    for_each_parameter<Options>(
+        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
+          auto fresh = new_state<State>(options);
+          if constexpr (std::is_same_v<State, RuleState>) {
+            if (is_frozen) {
+              const auto& optimizer = static_cast<const RuleOptimizer&>(*built.optimizer);
+              fresh = new_state<State>(saved_options(optimizer, reader, name));
+            }
+          }
+          // Adagrad's states exist from the start, those of the others from the first gradient.
+          bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
+          visit_fields(*fresh, options, [&](auto field, auto&&, bool) {
+            exists = exists || reader.has(fmt::format("{}.{}", name, field));
+          });
+          visit_fields(*fresh, options, [&](auto field, auto&& value, bool required) {
+            const std::string key = fmt::format("{}.{}", name, field);
+            if (!has_field(value, parameter)) {
+              return;
+            }
+            if (reader.has(key)) {
+              reader.read(key, parameter, value);
+            } else if (exists && required) {
+              reader.note_missing(key);
+            }
+          });
+          loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
+        });
+  });
+  return loaded;
+}
+
+// Note [State of LBFGS]: it belongs to all parameters together, and torch keeps it under the first one. `al` is left
+// out: each step writes it before it reads it. Lists have one tensor for each remembered step, the oldest first.
+
+std::string lbfgs_key(const BuiltOptimizer& built, std::string_view field) {
+  return fmt::format("{}.{}", built.key, field);
+}
+// No second dot: what is before the last one tells the optimizer.
+std::string lbfgs_key(const BuiltOptimizer& built, std::string_view list, std::size_t i) {
+  return fmt::format("{}.{}:{}", built.key, list, i);
+}
+
+void write_lbfgs(const BuiltOptimizer& built, StateWriter& writer) {
+  if (built.optimizer->state().empty()) {
+    return;  // no step yet
+  }
+  const auto& state = static_cast<const torch::optim::LBFGSParamState&>(*built.optimizer->state().begin()->second);
+  writer.write(lbfgs_key(built, "func_evals"), state.func_evals());
+  writer.write(lbfgs_key(built, "n_iter"), state.n_iter());
+  writer.write(lbfgs_key(built, "t"), state.t());
+  writer.write(lbfgs_key(built, "prev_loss"), state.prev_loss());
+  writer.write(lbfgs_key(built, "d"), state.d());
+  writer.write(lbfgs_key(built, "H_diag"), state.H_diag());
+  writer.write(lbfgs_key(built, "prev_flat_grad"), state.prev_flat_grad());
+  for (std::size_t i = 0; i < state.ro().size(); ++i) {
+    writer.write(lbfgs_key(built, "old_dirs", i), state.old_dirs()[i]);
+    writer.write(lbfgs_key(built, "old_stps", i), state.old_stps()[i]);
+    writer.write(lbfgs_key(built, "ro", i), state.ro()[i]);
+  }
+}
+
+/// The gradient of all parameters as one vector, without values.
+at::Tensor flat_gradient(const std::vector<at::Tensor>& parameters) {
+  std::int64_t size = 0;
+  at::ScalarType dtype = parameters.front().scalar_type();
+  for (const at::Tensor& parameter : parameters) {
+    size += parameter.numel();
+    dtype = c10::promoteTypes(dtype, parameter.scalar_type());
+  }
+  return at::empty({size}, parameters.front().options().dtype(dtype).requires_grad(false));
+}
+
+/// Directions, and what they are calculated from.
+void read_lbfgs_memory(const BuiltOptimizer& built, StateReader& reader, torch::optim::LBFGSParamState& state) {
+  const auto& group = built.optimizer->param_groups().front();
+  const at::Tensor vector = flat_gradient(group.params());
+  const at::Tensor number = at::empty({}, vector.options());
+  state.d(reader.read_like(lbfgs_key(built, "d"), vector));
+  state.prev_flat_grad(reader.read_like(lbfgs_key(built, "prev_flat_grad"), vector));
+  const auto remembers = [&](std::size_t i) { return reader.has(lbfgs_key(built, "ro", i)); };
+  // torch begins with an integer.
+  const bool is_first = !remembers(0);
+  state.H_diag(reader.read_like(lbfgs_key(built, "H_diag"), is_first ? at::empty({}, at::kLong) : number));
+  const auto most =
+      static_cast<std::size_t>(static_cast<const torch::optim::LBFGSOptions&>(group.options()).history_size());
+  for (std::size_t i = 0; i < most && remembers(i); ++i) {
+    state.old_dirs().push_back(reader.read_like(lbfgs_key(built, "old_dirs", i), vector));
+    state.old_stps().push_back(reader.read_like(lbfgs_key(built, "old_stps", i), vector));
+    state.ro().push_back(reader.read_like(lbfgs_key(built, "ro", i), number));
+  }
+}
+
+LoadedStates read_lbfgs(const BuiltOptimizer& built, StateReader& reader) {
+  const auto& group = built.optimizer->param_groups().front();
+  LoadedStates loaded;
+  if (group.params().empty()) {
+    return loaded;
+  }
+  void* const place = group.params().front().unsafeGetTensorImpl();
+  if (!reader.has(lbfgs_key(built, "n_iter"))) {
+    loaded.emplace_back(place, nullptr);
+    return loaded;
+  }
+  const auto read_number = [&](std::string_view field, auto value) {
+    const std::string key = lbfgs_key(built, field);
+    const at::Tensor found =
+        reader.read_like(key, at::scalar_tensor(value, c10::CppTypeToScalarType<decltype(value)>::value));
+    return found.defined() ? found.item<decltype(value)>() : value;
+  };
+  auto state = std::make_unique<torch::optim::LBFGSParamState>();
+  state->func_evals(read_number("func_evals", std::int64_t{0}));
+  state->n_iter(read_number("n_iter", std::int64_t{0}));
+  state->t(read_number("t", 0.0));
+  state->prev_loss(read_number("prev_loss", 0.0));
+  if (state->n_iter() > 0) {
+    read_lbfgs_memory(built, reader, *state);
+  }
+  loaded.emplace_back(place, std::move(state));
+  return loaded;
 }
 
 // By parameter, because groups change when parameters are frozen.
@@ -335,18 +487,11 @@ bool is_rate(std::string_view name) { return name.ends_with(kRate); }
 NamedTensors optimizer_state(const BuiltOptimizer& built) {
   NamedTensors result;
   StateWriter writer(result);
-  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
-    for_each_parameter<Options>(
-        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool) {
-          const auto found = built.optimizer->state().find(parameter.unsafeGetTensorImpl());
-          if (found == built.optimizer->state().end()) {
-            return;  // it had no gradient yet
-          }
-          visit_fields(static_cast<State&>(*found->second), options, [&](auto field, const auto& value, bool) {
-            writer.write(fmt::format("{}.{}", name, field), value);
-          });
-        });
-  });
+  if (is_lbfgs(*built.optimizer)) {
+    write_lbfgs(built, writer);
+  } else {
+    write_parameters(built, writer);
+  }
   if (auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get()); rule != nullptr && !rule->common().empty()) {
     const auto numbers = rule->rule_defaults().rule->common();
     for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -368,43 +513,19 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
 void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   const at::NoGradGuard no_grad;
   StateReader reader(state);
-  auto& states = built.optimizer->state();
-  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> loaded;  // nullptr: no state yet
-  with_kind(*built.optimizer, [&]<class State, class Options>(Kind<State, Options>) {
-    for_each_parameter<Options>(
-        built, [&](const std::string& name, const at::Tensor& parameter, const Options& options, bool is_frozen) {
-          auto fresh = new_state<State>(options);
-          if constexpr (std::is_same_v<State, RuleState>) {
-            if (is_frozen) {
-              const auto& optimizer = static_cast<const RuleOptimizer&>(*built.optimizer);
-              fresh = new_state<State>(saved_options(optimizer, reader, name));
-            }
-          }
-          // Adagrad's states exist from the start, those of the others from the first gradient.
-          bool exists = !is_frozen && std::is_same_v<State, torch::optim::AdagradParamState>;
-          visit_fields(*fresh, options, [&](auto field, auto&&, bool) {
-            exists = exists || reader.has(fmt::format("{}.{}", name, field));
-          });
-          visit_fields(*fresh, options, [&](auto field, auto&& value, bool required) {
-            const std::string key = fmt::format("{}.{}", name, field);
-            if (!has_field(value, parameter)) {
-              return;
-            }
-            if (reader.has(key)) {
-              reader.read(key, parameter, value);
-            } else if (exists && required) {
-              reader.note_missing(key);
-            }
-          });
-          loaded.emplace_back(parameter.unsafeGetTensorImpl(), exists ? std::move(fresh) : nullptr);
-        });
-  });
+  LoadedStates loaded;
+  if (is_lbfgs(*built.optimizer)) {
+    loaded = read_lbfgs(built, reader);
+  } else {
+    loaded = read_parameters(built, reader);
+  }
   std::vector<at::Tensor> common = read_common(built, state, reader);
   const std::vector<GroupRate> rates = read_rates(built, reader);
   reader.finish(state);
   for (std::size_t group = 0; group < rates.size(); ++group) {
     write_rate(built, group, rates[group], rates[group].factor);
   }
+  auto& states = built.optimizer->state();
   for (auto& [parameter, fresh] : loaded) {
     if (fresh == nullptr) {
       states.erase(parameter);

@@ -171,11 +171,6 @@ std::vector<std::optional<std::size_t>> continued_groups(const BuiltOptimizer& b
   return continued;
 }
 
-/// Its state belongs to all parameters together.
-bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
-  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
-}
-
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
   const double wanted = spec.groups[group].weight_decay;
   if (wanted < 0) {
@@ -265,6 +260,10 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
     built.given.push_back(origins[i].given);
   }
   return built;
+}
+
+bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
 }
 
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {

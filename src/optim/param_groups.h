@@ -28,7 +28,7 @@ struct GroupRate {
 /// An optimizer over named parameters, with the data to update and save it.
 struct BuiltOptimizer {
   OptimizerPtr optimizer{};
-  std::string key = "optimizer:0";                ///< of numbers of all parameters together, in the state
+  std::string key = "optimizer:0";                ///< of what belongs to all parameters together, in the state
   std::vector<std::vector<std::string>> names{};  ///< per group, in the order of its params()
   std::vector<std::size_t> given{};               ///< per group: the GroupSpec that it belongs to; 0 without one
   NamedTensors frozen{};                          ///< parameters without requires_grad; only their state is used
@@ -57,6 +57,9 @@ std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizer
 /// Throws: ConfigError naming all schedules that are invalid, or invalid in a run of this length.
 void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run = {});
 
+/// Whether the state belongs to all parameters together, as that of LBFGS.
+bool is_lbfgs(const torch::optim::Optimizer& optimizer);
+
 /// Throws: ConfigError if the optimizer does not update each parameter by itself.
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built);
 
@@ -82,9 +85,9 @@ NamedTensors evaluation_values(const BuiltOptimizer& built);
 bool is_rate(std::string_view name);
 
 /// State as tensors "<parameter>.<state>" ("blocks.0.weight.exp_avg"); step counts are CPU scalars. A base rate that a
-/// callback wrote is "<parameter>.base_lr"; a number of all parameters together is "<key>.<number>". Supports the
-/// optimizers of optimizers.h and torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop. Throws: CheckpointError naming
-/// another type.
+/// callback wrote is "<parameter>.base_lr"; what belongs to all parameters together is "<key>.<name>". Supports the
+/// optimizers of optimizers.h and torch::optim's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS. Throws: CheckpointError
+/// naming another type.
 NamedTensors optimizer_state(const BuiltOptimizer& built);
 /// The inverse; copies to the device of each parameter. Throws: CheckpointError naming missing or unexpected tensors
 /// and different shapes.

@@ -272,7 +272,15 @@ void DdpOptimizer::backward_nothing() {
       gradients.push_back(zero_gradient(parameter, sparse_[i]));
     }
   }
-  run_backward(std::move(roots), std::move(gradients));
+  try {
+    run_backward(std::move(roots), std::move(gradients));
+  } catch (const CommError& error) {
+    throw CommError(error.what(),
+                    fmt::format("{}; this rank has no samples in this micro-batch, so it did not run training_step: a "
+                                "collective there waits for it",
+                                error.hint()),
+                    error.exit_code());
+  }
 }
 
 void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients) {

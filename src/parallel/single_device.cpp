@@ -269,16 +269,17 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
 }
 
 void SingleDevice::check_that_no_parameter_has_two() const {
-  std::unordered_map<std::string, std::string> owners;
-  for (const auto& optimizer : optimizers_) {
-    for (const std::vector<std::string>& group : optimizer->updated()) {
+  std::unordered_map<std::string, std::size_t> owners;
+  for (std::size_t number = 0; number < optimizers_.size(); ++number) {
+    for (const std::vector<std::string>& group : optimizers_[number]->updated()) {
       for (const std::string& parameter : group) {
-        const auto [owner, is_new] = owners.emplace(parameter, optimizer->name());
+        const auto [owner, is_new] = owners.emplace(parameter, number);
         if (!is_new) {
-          throw ConfigError(fmt::format("the optimizers '{}' and '{}' both have the parameter {}", owner->second,
-                                        optimizer->name(), parameter),
-                            "select each parameter for one optimizer, see OptimizerSpec; for two losses use one "
-                            "optimizer and both losses in a step");
+          throw ConfigError(
+              fmt::format("optimizer {} ('{}') and optimizer {} ('{}') both have the parameter {}", owner->second,
+                          optimizers_[owner->second]->name(), number, optimizers_[number]->name(), parameter),
+              "select each parameter for one optimizer, see OptimizerSpec; for two losses use one optimizer and both "
+              "losses in a step; for one optimizer after another, train twice, see docs/recipes.md");
         }
       }
     }

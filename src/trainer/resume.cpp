@@ -197,19 +197,27 @@ void seek(RunParts& run, const LoaderPosition& position) {
   run.limits.set_steps_per_epoch(run.train.steps_per_epoch().value_or(0));
 }
 
-// For a checkpoint of another program, such as lockstep-convert, which has only weights and completed epochs.
+// For a finished run of checkpoint.weights_only, and for a checkpoint of another program, such as lockstep-convert,
+// which has only weights and completed epochs.
 void restore_weights(RunParts& run, const CheckpointContents& contents) {
-  if (!run.plan.config.checkpoint.allow_partial) {
+  const bool allow_partial = run.plan.config.checkpoint.allow_partial;
+  const bool is_finished = is_weights_only(contents) && run.limits.are_reached(saved_state(contents));
+  if (!allow_partial && !is_finished) {
     throw CheckpointError(
         is_weights_only(contents) ? "the checkpoint holds only weights (checkpoint.weights_only)"
                                   : "the checkpoint holds no optimizer and no position in the data",
         "use --checkpoint.allow_partial to train its weights with a new optimizer, from the epoch after its completed "
         "ones");
   }
-  const LoaderPosition position{.epoch = integer(contents, "epoch")};
-  const TrainState state{.step = integer(contents, "step"), .epoch = position.epoch, .samples = 0};
-  seek(run, position);
-  load_module(run.module, contents.tensors.at("model"), /*allow_partial=*/true);
+  TrainState state = saved_state(contents);
+  if (!is_finished) {
+    state.samples = 0;  // it starts with a new count
+  }
+  seek(run, {.epoch = state.epoch});
+  load_module(run.module, contents.tensors.at("model"), allow_partial);
+  if (const auto callbacks = contents.tensors.find("callbacks"); is_finished && callbacks != contents.tensors.end()) {
+    run.callbacks.load(callbacks->second, run.world);
+  }
   run.state = state;
   run.place = {.number = state.epoch};
   seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
@@ -270,6 +278,12 @@ void restore_reports(RunParts& run, const NamedTensors& report, bool in_epoch) {
 bool adds_as_gloo(const CheckpointContents& contents, const World& world) {
   return contents.values.contains(kPositionEpoch) && world.size() > 2 && has_as_many_ranks(contents, world) &&
          saved_backend(contents) == to_text(Backend::gloo);
+}
+
+TrainState saved_state(const CheckpointContents& contents) {
+  return {.step = integer(contents, "step"),
+          .epoch = integer(contents, "epoch"),
+          .samples = parse_int(text(contents, "samples")).value_or(0)};
 }
 
 bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnly); }

@@ -40,6 +40,9 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
 /// The metrics of the step that was saved.
 Metrics metrics_of(const CheckpointContents& contents);
 
+/// Where the run was when it was saved. Of another program's checkpoint, the samples are 0.
+TrainState saved_state(const CheckpointContents& contents);
+
 /// Whether only the model was saved (checkpoint.weights_only).
 bool is_weights_only(const CheckpointContents& contents);
 

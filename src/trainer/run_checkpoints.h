@@ -41,7 +41,7 @@ class RunCheckpoints {
   /// Collective. The checkpoint that rank 0's config.resume requests. If this launch has already saved, its newest
   /// checkpoint is used instead. nullopt: start from the beginning. A skipped damaged checkpoint is recorded as an
   /// event. Throws: CheckpointError if the checkpoint is missing, all are damaged, or the one of this run holds only
-  /// weights.
+  /// weights and the run is not finished.
   std::optional<Origin> find_origin();
   /// Collective. The run resumes from `origin`, which matches it and is `step`.
   void begin_at(std::int64_t step, const Origin& origin);

@@ -20,8 +20,10 @@ class Task {
   /// One optimizer; several only if optimize() is overridden. Called once per fit, after the module was moved to its
   /// device.
   virtual std::vector<OptimizerSpec> optimizers() = 0;
-  /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device. Not
-  /// needed if the task overrides optimize() and, if there is a validation, validation_step().
+  /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device: a
+  /// rank without samples in a micro-batch, as at the end of an epoch, does not call it, nor the steps below. So a
+  /// collective in it waits forever then; see "A loss over all ranks" in docs/recipes.md. Not needed if the task
+  /// overrides optimize() and, if there is a validation, validation_step().
   virtual StepOutput training_step(const Batch& batch);
   /// Forward and loss in evaluation mode, without gradients.
   virtual StepOutput validation_step(const Batch& batch) { return training_step(batch); }

@@ -53,8 +53,8 @@ class World {
   void all_reduce(const at::Tensor& tensor, Reduce op);    ///< Collective. In place.
   void broadcast(const at::Tensor& tensor, int root = 0);  ///< Collective. In place.
   /// Collective. Tensors may differ in dimension 0 only. Returns a new tensor without a graph: rank 0's, rank
-  /// 1's, ... along dimension 0. Throws: Error (no dimension 0), CommError (exit 78: they differ in another dimension
-  /// or in the dtype).
+  /// 1's, ... along dimension 0; with one: all_gather_with_grad() of parallel/all_gather.h. Throws: Error (no dimension
+  /// 0), CommError (exit 78: they differ in another dimension or in the dtype).
   at::Tensor all_gather(const at::Tensor& tensor);
 
   // Control plane: host values. `what` names the operation in messages.

@@ -93,10 +93,11 @@ std::string describe_end(const RunEnd& end) {
     const std::string changed =
         end.changed.empty() ? std::string()
                             : fmt::format("; {}: use another --run_name to train with this", join(end.changed, ", "));
-    return fmt::format(
-        "nothing to do: this run is finished ({}){}{}; continue with a larger --max_epochs or --max_steps, or start "
-        "over with --fresh",
-        where, saved, changed);
+    const std::string_view longer = end.plan.config.checkpoint.weights_only
+                                        ? ""  // such a run cannot be continued
+                                        : "continue with a larger --max_epochs or --max_steps, or ";
+    return fmt::format("nothing to do: this run is finished ({}){}{}; {}start over with --fresh", where, saved, changed,
+                       longer);
   }
   const std::string limit = end.limit.empty() ? std::string() : fmt::format(" ({})", end.limit);
   return fmt::format("finished at {}{}{}", where, limit, saved);

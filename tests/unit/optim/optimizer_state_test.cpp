@@ -222,15 +222,104 @@ TEST(LoadOptimizerState, RefusesAnEmptyStateForAdagrad) {
               ThrowsMessage<CheckpointError>(HasSubstr("2 missing (w.step, w.sum)")));
 }
 
+/// One step on the same samples each time; the state has a memory from the second iteration on.
+void train_lbfgs(BuiltOptimizer& built, const NamedTensors& parameters, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    built.optimizer->step([&] {
+      at::Tensor loss = at::zeros({}, at::kDouble);
+      for (const auto& [name, parameter] : parameters) {
+        const at::Tensor distance = parameter - 0.5;
+        parameter.mutable_grad() = 4 * distance.pow(3) + 0.2 * distance;
+        loss = loss + (distance.pow(4) + 0.1 * distance.pow(2)).sum().to(at::kDouble);
+      }
+      return loss;
+    });
+  }
+}
+
+class LbfgsState : public testing::TestWithParam<torch::optim::LBFGSOptions> {
+ protected:
+  BuiltOptimizer built_for(const NamedTensors& parameters) const {
+    return build_optimizer(torch_factory<torch::optim::LBFGS>(GetParam()), parameters);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    All, LbfgsState,
+    testing::Values(torch::optim::LBFGSOptions(0.2).max_iter(1),  // the memory begins after the first step
+                    torch::optim::LBFGSOptions(0.1).max_iter(3).history_size(2),
+                    torch::optim::LBFGSOptions(1).max_iter(2).line_search_fn("strong_wolfe")));
+
+TEST_P(LbfgsState, ContinuesBitwiseAfterARoundTripAtEveryStep) {
+  for (const int saved_at : {0, 1, 2, 3, 5}) {
+    SCOPED_TRACE(saved_at);
+    const NamedTensors straight = make_parameters();
+    const NamedTensors resumed = make_parameters();
+    const NamedTensors without_state = make_parameters();
+    BuiltOptimizer first = built_for(straight);
+    train_lbfgs(first, straight, saved_at);
+    const NamedTensors saved = copies(optimizer_state(first));
+
+    BuiltOptimizer second = built_for(resumed);
+    train_lbfgs(second, resumed, 4);  // its state must go
+    BuiltOptimizer other = built_for(without_state);
+    for (std::size_t i = 0; i < straight.size(); ++i) {
+      resumed[i].second.copy_(straight[i].second);
+      without_state[i].second.copy_(straight[i].second);
+    }
+    load_optimizer_state(second, saved);
+    expect_equal(optimizer_state(second), saved);
+    train_lbfgs(first, straight, 3);
+    train_lbfgs(second, resumed, 3);
+    train_lbfgs(other, without_state, 3);
+    EXPECT_TRUE(are_equal(straight, resumed));
+    EXPECT_EQ(are_equal(straight, without_state), saved_at == 0) << "the control: the state matters";
+    expect_equal(optimizer_state(second), optimizer_state(first));
+  }
+}
+
+TEST(LbfgsStateNames, BelongToTheOptimizer) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer built =
+      build_optimizer(torch_factory<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1).max_iter(2)), parameters);
+  EXPECT_TRUE(optimizer_state(built).empty());
+  train_lbfgs(built, parameters, 1);
+  EXPECT_THAT(names(optimizer_state(built)),
+              ElementsAre("optimizer:0.func_evals", "optimizer:0.n_iter", "optimizer:0.t", "optimizer:0.prev_loss",
+                          "optimizer:0.d", "optimizer:0.H_diag", "optimizer:0.prev_flat_grad", "optimizer:0.old_dirs:0",
+                          "optimizer:0.old_stps:0", "optimizer:0.ro:0"));
+}
+
+TEST(LoadLbfgsState, RefusesAnotherModelAndALongerMemory) {
+  const NamedTensors parameters = make_parameters();
+  BuiltOptimizer built =
+      build_optimizer(torch_factory<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1).max_iter(4)), parameters);
+  train_lbfgs(built, parameters, 1);
+  const NamedTensors saved = copies(optimizer_state(built));
+  BuiltOptimizer smaller = build_optimizer(torch_factory<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1)),
+                                           {parameters[0], parameters[1]});
+  EXPECT_THAT([&] { load_optimizer_state(smaller, saved); },
+              ThrowsMessage<CheckpointError>(HasSubstr("optimizer:0.d is Float [11], expected Float [9]")));
+  BuiltOptimizer shorter =
+      build_optimizer(torch_factory<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1).history_size(2)), parameters);
+  EXPECT_THAT([&] { load_optimizer_state(shorter, saved); },
+              ThrowsMessage<CheckpointError>(HasSubstr("optimizer:0.ro:2")));
+}
+
+/// An optimizer of a program, whose state nobody knows.
+class OwnOptimizer final : public torch::optim::Optimizer {
+ public:
+  explicit OwnOptimizer(ParamGroups groups)
+      : Optimizer(std::move(groups), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+  at::Tensor step(LossClosure) override { return {}; }
+};
+
 TEST(OptimizerStateKinds, RejectOtherOptimizers) {
-  OptimizerSpec spec = OptimizerFactory([](ParamGroups groups) -> OptimizerPtr {
-    return std::make_unique<torch::optim::LBFGS>(groups.front().params());
-  });
+  OptimizerSpec spec = OptimizerFactory(
+      [](ParamGroups groups) -> OptimizerPtr { return std::make_unique<OwnOptimizer>(std::move(groups)); });
   BuiltOptimizer built = build_optimizer(spec, make_parameters());
   EXPECT_THAT([&] { optimizer_state(built); },
-              ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS is not supported")));
-  EXPECT_THAT([&] { load_optimizer_state(built, {}); },
-              ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS")));
+              ThrowsMessage<CheckpointError>(HasSubstr("OwnOptimizer is not supported")));
+  EXPECT_THAT([&] { load_optimizer_state(built, {}); }, ThrowsMessage<CheckpointError>(HasSubstr("OwnOptimizer")));
 }
 
 }  // namespace

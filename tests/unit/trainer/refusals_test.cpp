@@ -83,7 +83,8 @@ TEST(Refused, IsAParameterOfTwoOptimizers) {
   };
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(refusal(ranks, [] { return std::make_unique<Shared>(); }),
-                HasSubstr("the optimizers 'main' and 'second' both have the parameter weight"));
+                AllOf(HasSubstr("optimizer 0 ('main') and optimizer 1 ('second') both have the parameter weight"),
+                      HasSubstr("for one optimizer after another, train twice")));
   }
 }
 

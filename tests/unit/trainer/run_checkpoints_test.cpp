@@ -19,12 +19,14 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/parallel/sync_batch_norm.h>
+#include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -34,6 +36,7 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::ThrowsMessage;
 
 /// 20 samples in steps of 4: 5 steps an epoch, 15 in the run.
@@ -638,6 +641,13 @@ TEST(WeightsOnly, AreSmallerAndCannotBeResumed) {
   EXPECT_FALSE(std::filesystem::exists(newest(config) / "optimizer.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(newest(config) / "rng-0.bin"));
   EXPECT_TRUE(same_bytes(newest(config) / "model.safetensors", newest(full) / "model.safetensors"));
+  for (const bool partial : {false, true}) {  // a finished run has nothing to resume
+    config.checkpoint.allow_partial = partial;
+    const FitResult again = train(config);
+    EXPECT_THAT(again.why, HasSubstr("nothing to do: this run is finished (step 15, epoch 3)"));
+    EXPECT_THAT(again.why, Not(HasSubstr("larger --max_epochs"))) << "it cannot be continued";
+    EXPECT_EQ(again.state.samples, trained.state.samples);
+  }
   config.max_epochs = 4;
   for (const bool partial : {false, true}) {
     for (const char* resume : {"auto", "last"}) {
@@ -655,6 +665,29 @@ TEST(WeightsOnly, AreSmallerAndCannotBeResumed) {
   EXPECT_THAT([&] { train(next); }, ThrowsMessage<CheckpointError>(HasSubstr("the checkpoint holds only weights")));
   next.checkpoint.allow_partial = true;
   EXPECT_EQ(train(next).state.step, 20);
+}
+
+TEST(WeightsOnly, AreLoadedIfTheFinishedRunIsStartedAgain) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.weights_only = true;
+  std::vector<std::vector<at::Tensor>> weights;
+  std::vector<NamedTensors> averages;
+  for (int start = 0; start < 2; ++start) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TinyTask task(adamw({.lr = 0.05}));
+    DataLoader data(tiny_data(20), plan.loader, world);
+    const auto average = std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9});
+    Trainer trainer(plan, world);
+    trainer.add(average);
+    trainer.fit(task, data);
+    weights.push_back(weights_of(task));
+    averages.push_back(copies(average->average()));
+  }
+  EXPECT_TRUE(are_equal(weights.front(), weights.back()));
+  ASSERT_FALSE(averages.front().empty());
+  EXPECT_TRUE(are_equal(averages.front(), averages.back()));
 }
 
 TEST(WeightsOnly, OfShardedOptimizersAreTheSame) {

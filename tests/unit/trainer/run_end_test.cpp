@@ -50,6 +50,11 @@ TEST(RunEnd, NamesTheLimitThatEndedTheRun) {
   EXPECT_EQ(describe_end({.plan = plan, .step = 157, .epoch = 1, .limit = "--max_epochs 1", .saved = true}),
             "finished at step 157, epoch 1 (--max_epochs 1), saved in runs/a");
   EXPECT_EQ(describe_end({.plan = plan, .step = 157, .epoch = 1}), "finished at step 157, epoch 1") << "the data ended";
+  TrainConfig weights = config;
+  weights.checkpoint.weights_only = true;
+  EXPECT_EQ(
+      describe_end({.plan = {.config = weights, .asked = weights}, .step = 157, .epoch = 1, .was_finished = true}),
+      "nothing to do: this run is finished (step 157, epoch 1); start over with --fresh");
 }
 
 }  // namespace

@@ -408,9 +408,9 @@ TEST(Trainer, ClipsAndSchedules) {
 /// With LBFGS.
 class LbfgsTask final : public TinyTask {
  public:
-  LbfgsTask()
-      : TinyTask(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
-          return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1).max_iter(10));
+  explicit LbfgsTask(torch::optim::LBFGSOptions options = torch::optim::LBFGSOptions(1).max_iter(10))
+      : TinyTask(OptimizerSpec([options](ParamGroups groups) -> OptimizerPtr {
+          return std::make_unique<torch::optim::LBFGS>(std::move(groups), options);
         })) {}
   void optimize(Step& step) override {
     OptimizerStep& optimizer = step.optimizer();
@@ -439,6 +439,36 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
   }
 }
 
+// The steps after the resume use what the steps before it have found out about the loss.
+TEST(Trainer, ResumesAnOptimizerWithAClosureBitwise) {
+  const TempDir dir;
+  const auto train = [&](const char* name, int ranks, std::int64_t steps) {
+    TrainConfig config = in_memory({.max_epochs = 0, .max_steps = steps, .batch_size = 8 / ranks});
+    config.run_dir = (dir.path() / name).string();
+    config.checkpoint.enabled = true;
+    std::vector<at::Tensor> weights(static_cast<std::size_t>(ranks));
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, config);
+      LbfgsTask task(torch::optim::LBFGSOptions(0.1).max_iter(2));
+      DataLoader data(tiny_data(16), plan.loader, world);
+      EXPECT_EQ(Trainer(plan, world).fit(task, data).state.step, steps);
+      weights[static_cast<std::size_t>(world.rank())] = task.module().parameters().front().detach().clone();
+    });
+    EXPECT_TRUE(at::equal(weights.front(), weights.back())) << "the ranks differ";
+    return weights.front();
+  };
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const std::string resumed = "resumed" + std::to_string(ranks);
+    const at::Tensor straight = train(("straight" + std::to_string(ranks)).c_str(), ranks, 6);
+    train(resumed.c_str(), ranks, 3);
+    EXPECT_TRUE(at::equal(train(resumed.c_str(), ranks, 6), straight));
+    EXPECT_TRUE(at::equal(train(resumed.c_str(), ranks, 6), straight)) << "finished before";
+  }
+  train("changed", 2, 3);
+  EXPECT_LT(largest_difference(train("changed", 1, 6), train("straight1", 1, 6)), 1e-3);
+}
+
 TEST(Trainer, ClipsTheGradientsOfEachEvaluationOfAClosure) {
   const auto train = [](const OptimConfig& optim) {
     TrainConfig config = in_memory({.max_steps = 1, .batch_size = 16});
@@ -456,6 +486,19 @@ TEST(Trainer, ClipsTheGradientsOfEachEvaluationOfAClosure) {
   EXPECT_LT(train({.max_grad_value = 1e-9}), free / 2);
 }
 
+/// Of a program, so that nobody knows its state.
+class UnknownOptimizer final : public torch::optim::Optimizer {
+ public:
+  explicit UnknownOptimizer(ParamGroups groups)
+      : Optimizer(std::move(groups), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+  at::Tensor step(LossClosure) override { return {}; }
+};
+
+OptimizerSpec unknown_optimizer() {
+  return OptimizerFactory(
+      [](ParamGroups groups) -> OptimizerPtr { return std::make_unique<UnknownOptimizer>(std::move(groups)); });
+}
+
 TEST(Trainer, RefusesWhatNeedsTheStateOfAnOptimizerThatHasNone) {
   TrainConfig rollback = in_memory({.max_steps = 1, .batch_size = 16});
   rollback.optim.non_finite = NonFinitePolicy::rollback;
@@ -468,7 +511,7 @@ TEST(Trainer, RefusesWhatNeedsTheStateOfAnOptimizerThatHasNone) {
                                         {replicas, "--dist.check_replicas: "}}) {
     World world = World::single(c10::kCPU);
     const Plan plan = plan_for(1, config);
-    LbfgsTask task;
+    TinyTask task(unknown_optimizer());
     DataLoader data(tiny_data(16), plan.loader, world);
     EXPECT_THAT([&] { Trainer(plan, world).fit(task, data); }, ThrowsMessage<ConfigError>(HasSubstr(setting)));
   }
@@ -497,21 +540,18 @@ TEST(Trainer, RefusesAStaticGraphWhoseResumedStepsHaveSeveralMicroBatches) {
 
 // Not at the first save, which would lose the training until then.
 TEST(Trainer, RefusesAnOptimizerThatCheckpointsCannotHoldAtTheStart) {
-  const OptimizerSpec lbfgs([](ParamGroups groups) -> OptimizerPtr {
-    return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1));
-  });
   const TempDir dir;
   TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 4});
   config.run_dir = (dir.path() / "run").string();
   config.checkpoint.enabled = true;
   Session session = Session::single(config);
-  TinyTask task(lbfgs);
+  TinyTask task(unknown_optimizer());
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   std::int64_t started = 0;
   Trainer trainer(session);
   trainer.add(at_stage(Stage::step_start, [&](const StageContext&) { ++started; }));
   EXPECT_THAT([&] { trainer.fit(task, data); },
-              ThrowsMessage<CheckpointError>(HasSubstr("torch::optim::LBFGS is not supported")));
+              ThrowsMessage<CheckpointError>(HasSubstr("UnknownOptimizer is not supported")));
   EXPECT_EQ(started, 0);
 }
 

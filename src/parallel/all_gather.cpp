@@ -1,0 +1,55 @@
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/all_gather.h>
+#include <lockstep/world/world.h>
+
+#include "base/text.h"
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Collective. Rows of the ranks before this one.
+std::int64_t rows_before(World& world, std::int64_t rows) {
+  const std::vector<std::string> of_ranks = world.gather(std::to_string(rows));
+  return std::accumulate(
+      of_ranks.begin(), of_ranks.begin() + world.rank(), std::int64_t{0},
+      [](std::int64_t sum, const std::string& of_rank) { return sum + parse_int(of_rank).value_or(0); });
+}
+
+struct AllGather : torch::autograd::Function<AllGather> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, World* world) {
+    at::Tensor all = world->all_gather(tensor);
+    context->saved_data["world"] = reinterpret_cast<std::int64_t>(world);
+    context->saved_data["first"] = rows_before(*world, tensor.size(0));
+    context->saved_data["rows"] = tensor.size(0);
+    return all;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw Error("all_gather_with_grad has no second derivative", "leave out create_graph, or gather later");
+    }
+    auto& world = *reinterpret_cast<World*>(context->saved_data["world"].toInt());
+    const at::Tensor sum = gradients[0].contiguous().clone();
+    world.all_reduce(sum, Reduce::sum);
+    return {sum.narrow(0, context->saved_data["first"].toInt(), context->saved_data["rows"].toInt()), {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor) {
+  const bool needs_graph = world.size() > 1 && tensor.requires_grad() && at::GradMode::is_enabled();
+  return needs_graph ? AllGather::apply(tensor, &world) : world.size() > 1 ? world.all_gather(tensor) : tensor;
+}
+
+}  // namespace lockstep
