@@ -83,7 +83,7 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
 
 // A loader may fail, or end, after others have given their part of the step. They go back only if next() is called
 // again, because seek() of a stream may take long.
-const StepBatches* CombinedLoader::next() {
+const StepBatches* CombinedLoader::next_unless(const std::function<bool()>& stop) {
   if (steps_ == 0 && !has_failed_) {  // the program may have looked at a batch of a loader
     std::ranges::for_each(loaders_, [](BatchSource* loader) { seek_epoch_begin(*loader); });
     began_ = mapped(loaders_, &BatchSource::position);
@@ -96,14 +96,14 @@ const StepBatches* CombinedLoader::next() {
   ended_ = has_failed_ ? ended_before_ : ended_;
   ended_before_ = ended_;
   has_failed_ = true;
-  if (!give_step()) {
+  if (!give_step(stop)) {
     return nullptr;
   }
   has_failed_ = false;
   return &current_;
 }
 
-bool CombinedLoader::give_step() {
+bool CombinedLoader::give_step(const std::function<bool()>& stop) {
   current_ = {.micro = std::move(current_.micro), .blocks = std::move(current_.blocks), .epoch = epoch_};
   current_.micro.clear();
   current_.blocks.clear();
@@ -115,7 +115,7 @@ bool CombinedLoader::give_step() {
     }
   }
   for (const std::size_t loader : parts) {
-    const StepBatches* part = loaders_[loader]->next();
+    const StepBatches* part = loaders_[loader]->next_unless(stop);
     if (part == nullptr) {
       return false;
     }

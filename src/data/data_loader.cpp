@@ -273,6 +273,9 @@ DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader::~DataLoader() = default;
 
 const StepBatches* DataLoader::next() { return impl_->source->next(); }
+const StepBatches* DataLoader::next_unless(const std::function<bool()>& stop) {
+  return impl_->source->next_unless(stop);
+}
 bool DataLoader::has_one_reader() const { return impl_->source->has_one_reader(); }
 std::optional<std::int64_t> DataLoader::steps_per_epoch() const { return impl_->source->steps_per_epoch(); }
 LoaderPosition DataLoader::position() const { return impl_->source->position(); }

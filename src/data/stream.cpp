@@ -13,8 +13,9 @@ namespace {
 
 class SampleStream final : public Stream {
  public:
-  SampleStream(std::function<SampleSource(std::int64_t, int, int)> start, std::vector<Padding> paddings)
-      : start_(std::move(start)), paddings_(std::move(paddings)) {}
+  SampleStream(std::function<SampleSource(std::int64_t, int, int)> start, std::vector<Padding> paddings,
+               std::function<void()> cancel)
+      : start_(std::move(start)), paddings_(std::move(paddings)), cancel_(std::move(cancel)) {}
 
   void start_epoch(std::int64_t epoch, int rank, int world_size) override {
     source_ = start_(epoch, rank, world_size);
@@ -48,6 +49,12 @@ class SampleStream final : public Stream {
     }
   }
 
+  void cancel() noexcept override {
+    if (cancel_) {
+      cancel_();
+    }
+  }
+
  private:
   std::optional<Batch> read() {
     auto sample = ended_ ? std::nullopt : source_();
@@ -57,6 +64,7 @@ class SampleStream final : public Stream {
 
   std::function<SampleSource(std::int64_t, int, int)> start_;
   std::vector<Padding> paddings_;
+  std::function<void()> cancel_;
   SampleSource source_{};
   std::int64_t given_ = 0;
   bool ended_ = false;  // a source is not asked after its end: it may begin anew, or wait
@@ -76,12 +84,12 @@ void Stream::skip(std::int64_t samples) {
 }
 
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
-                                      std::vector<Padding> paddings) {
+                                      std::vector<Padding> paddings, std::function<void()> cancel) {
   if (!start) {
     throw DataError("sample stream: the function is empty");
   }
   check_paddings(paddings);
-  return std::make_unique<SampleStream>(std::move(start), std::move(paddings));
+  return std::make_unique<SampleStream>(std::move(start), std::move(paddings), std::move(cancel));
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "data/stream_source.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -23,6 +24,12 @@
 namespace lockstep {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kLook{100};  // between two questions whether to stop
+constexpr std::chrono::seconds kExchange{1};     // a rank without data tells the others, and learns of their stop
+constexpr std::chrono::seconds kTell{30};        // then the main rank names the ranks without data
+constexpr std::chrono::seconds kCancel{5};       // for a stream that was told that no more samples are wanted
 
 std::int64_t sum(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
@@ -63,10 +70,24 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
   restart({});
 }
 
-const StepBatches* StreamSource::next() {
+StreamSource::~StreamSource() {
+  pool_.stop();
+  stream_->cancel();
+  if (!pool_.clear(Clock::now() + kCancel)) {
+    log_warning(
+        fmt::format("no more samples are wanted, but the stream has not returned from next() or skip() for {} s: "
+                    "waiting for it. Override Stream::cancel() so that it returns. A second Ctrl-C ends the "
+                    "process at once",
+                    kCancel.count()));
+  }
+}
+
+const StepBatches* StreamSource::next_unless(const std::function<bool()>& stop) {
   current_.micro.clear();
   while (ready_.size() < 2 && !pass_is_over()) {
-    agree();
+    if (!agree(stop)) {
+      return nullptr;
+    }
   }
   if (!is_taken(ready_.front())) {
     throw DataError(fmt::format("the stream gave {} samples in epoch {}, expected {}", ready_.front().total,
@@ -130,16 +151,19 @@ void StreamSource::seek(const LoaderPosition& position) {
   if (steps_per_epoch_ > 0 && cursor.steps >= steps_per_epoch_) {
     cursor = {.epoch = cursor.epoch + 1};  // epochs are shorter than those of the checkpoint
   }
-  restart(std::move(cursor));  // from now on nobody reads the plan
+  restart(std::move(cursor));
   if (!plan_.batch.global_is_given && position.global_batch >= world_.size() &&
       position.global_batch != plan_.batch.global_batch_size) {
     if (world_.is_main()) {
       log_warning(kept_global_batch_text(position.global_batch, plan_.batch.global_batch_size, world_.size(),
                                          plan_.batch.batch_size));
     }
+    pool_.clear();                                          // from now on nobody reads the plan
     plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }
-  if (reader_.samples > 0) {
+  if (cursor_.of_ranks[static_cast<std::size_t>(world_.rank())] > 0) {
+    pool_.clear();
+    discard_old(Clock::now());
     start();  // skipping may take longer than a step is allowed to
   }
   if (plan_.sampler.drop_last && sum(cursor_.of_ranks) > 0) {
@@ -149,7 +173,7 @@ void StreamSource::seek(const LoaderPosition& position) {
 
 // Collective. The rest of the pass may be too small for another global batch than that of the checkpoint.
 void StreamSource::end_pass_without_whole_step() {
-  agree();
+  agree(/*stop=*/{});
   if (is_taken(ready_.front())) {
     return;
   }
@@ -160,14 +184,28 @@ void StreamSource::end_pass_without_whole_step() {
   }
 }
 
-// Discards everything that was read ahead; the next step starts the stream again.
+// Discards everything that was read ahead; the next step starts the stream again. Does not wait for the reader, which
+// may be in a next() that waits for data.
 void StreamSource::restart(Cursor cursor) {
-  pool_.clear();
   ready_.clear();
+  window_.clear();
   cursor_ = std::move(cursor);
   cursor_.of_ranks.resize(static_cast<std::size_t>(world_.size()));
+  is_elsewhere_ = true;
+}
+
+// True: the reader is at the cursor. False: it was still reading at another place.
+bool StreamSource::discard_old(WorkerPool::Time until) {
+  if (!is_elsewhere_) {
+    return true;
+  }
+  if (!pool_.clear(until)) {
+    return false;
+  }
+  is_elsewhere_ = false;
   reader_ = {.epoch = cursor_.epoch + (cursor_.pass << 32),
              .samples = cursor_.of_ranks[static_cast<std::size_t>(world_.rank())]};
+  return true;
 }
 
 StreamSource::Cursor StreamSource::after(const ReadStep& step, bool ends_pass, bool ends_epoch) const {
@@ -198,48 +236,105 @@ std::int64_t StreamSource::share() const {
   return all / world_.size() + (world_.rank() < all % world_.size() ? 1 : 0);
 }
 
-// Collective, the same number of steps on every rank. An exception leaves the stream at the end of the last step.
-void StreamSource::agree() {
+// Collective, the same number of steps on every rank. False: a rank was asked to stop while one waited for data; what
+// was read is kept. An exception leaves the stream at the end of the last step.
+bool StreamSource::agree(const std::function<bool()>& stop) {
   try {
-    read_and_agree();
+    return read_and_agree(stop);
   } catch (...) {
     restart(cursor_);
     throw;
   }
 }
 
-void StreamSource::read_and_agree() {
-  const auto steps = static_cast<std::size_t>(std::max(plan_.data.prefetch, 1));
-  const std::size_t first = ready_.size();
-  std::vector<std::int64_t> mine;
-  for (std::size_t i = 0; i < steps; ++i) {
-    while (pool_.pending() < (plan_.data.workers > 0 ? steps : 1)) {
-      auto step = pool_.spare();
-      step->plan.micro_batches = static_cast<std::size_t>(
-          micro_batch_count(plan_.batch.global_batch_size, world_.size(), plan_.batch.batch_size));
-      pool_.submit(std::move(step));
+// A rank that waits for data takes part in an exchange every second: it may be the only one that was asked to stop, or
+// the only one that was not.
+bool StreamSource::read_and_agree(const std::function<bool()>& stop) {
+  const auto begin = Clock::now();
+  bool told = false;
+  while (true) {
+    const bool stops = fill_window(stop);
+    const Exchange found = exchange(stops);
+    if (found.waiting.empty()) {
+      for (std::size_t i = 0; i < window_.size(); ++i) {
+        for (const std::vector<std::int64_t>& of_rank : found.counts) {
+          window_[i].counts.push_back(of_rank[i]);
+        }
+        window_[i].total = sum(window_[i].counts);
+        ready_.push_back(std::move(window_[i]));
+      }
+      window_.clear();
+      return true;
     }
-    PendingStep& step = pool_.front();
+    if (found.stops) {
+      return false;
+    }
+    if (!told && world_.is_main() && Clock::now() - begin >= kTell) {
+      log_warning(fmt::format("waiting for data: no step of the stream for {} s on rank{} {}", kTell.count(),
+                              found.waiting.size() == 1 ? "" : "s", fmt::join(found.waiting, ", ")));
+      told = true;
+    }
+  }
+}
+
+// Until the window is full, or an exchange is due. Returns whether this rank was asked to stop.
+bool StreamSource::fill_window(const std::function<bool()>& stop) {
+  const auto exchange_at = Clock::now() + kExchange;
+  while (true) {
+    const bool stops = stop && stop();
+    const auto until = stops ? Clock::now() : std::min(exchange_at, Clock::now() + kLook);
+    while (window_.size() < window_size() && add_to_window(until)) {
+    }
+    if (stops || window_.size() == window_size() || Clock::now() >= exchange_at) {
+      return stops;
+    }
+  }
+}
+
+bool StreamSource::add_to_window(WorkerPool::Time until) {
+  if (!discard_old(until)) {
+    return false;
+  }
+  while (pool_.pending() < (plan_.data.workers > 0 ? window_size() : 1)) {
+    auto step = pool_.spare();
+    step->plan.micro_batches = static_cast<std::size_t>(
+        micro_batch_count(plan_.batch.global_batch_size, world_.size(), plan_.batch.batch_size));
+    pool_.submit(std::move(step));
+  }
+  if (!pool_.is_complete(until)) {
+    return false;
+  }
+  window_.push_back({.micro = std::exchange(pool_.front().micro, {})});
+  pool_.pop();
+  return true;
+}
+
+std::size_t StreamSource::window_size() const { return static_cast<std::size_t>(std::max(plan_.data.prefetch, 1)); }
+
+StreamSource::Exchange StreamSource::exchange(bool stops) {
+  const auto steps = static_cast<std::int64_t>(window_size());
+  std::vector<std::int64_t> mine{stops ? 1 : 0, steps};
+  for (const ReadStep& step : window_) {
     mine.push_back(0);
     for (const PreparedBatch& prepared : step.micro) {
       mine.back() += prepared.batch.samples;
     }
-    ready_.push_back({.micro = std::exchange(step.micro, {})});
-    pool_.pop();
   }
+  Exchange found;
   for (const std::string& answer : world_.gather(fmt::format("{}", fmt::join(mine, " ")))) {
-    const auto counts = parse_numbers(answer);
-    if (!counts || counts->size() != steps) {
-      throw CommError(fmt::format("a rank sent '{}' as its samples, expected {} numbers", printable(answer), steps),
-                      "use the same data.prefetch on every rank", ExitCode::disagree);
+    const auto numbers = parse_numbers(answer);
+    if (!numbers || numbers->size() < 2 || (*numbers)[1] != steps || std::ssize(*numbers) > 2 + steps) {
+      throw CommError(
+          fmt::format("a rank sent '{}' about its stream, expected the samples of {} steps", printable(answer), steps),
+          "use the same data.prefetch on every rank", ExitCode::disagree);
     }
-    for (std::size_t i = 0; i < steps; ++i) {
-      ready_[first + i].counts.push_back((*counts)[i]);
+    found.stops = found.stops || (*numbers)[0] != 0;
+    found.counts.emplace_back(numbers->begin() + 2, numbers->end());
+    if (std::ssize(found.counts.back()) < steps) {
+      found.waiting.push_back(static_cast<int>(found.counts.size()) - 1);
     }
   }
-  for (std::size_t i = first; i < ready_.size(); ++i) {
-    ready_[i].total = sum(ready_[i].counts);
-  }
+  return found;
 }
 
 void StreamSource::read(PendingStep& step, std::size_t index) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,8 +22,10 @@ namespace lockstep {
 class StreamSource final : public BatchSource {
  public:
   StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
+  ~StreamSource() override;
 
-  const StepBatches* next() override;
+  const StepBatches* next() override { return next_unless({}); }
+  const StepBatches* next_unless(const std::function<bool()>& stop) override;
   std::optional<std::int64_t> steps_per_epoch() const override;
   bool has_one_reader() const override { return true; }
   LoaderPosition position() const override;
@@ -43,6 +46,12 @@ class StreamSource final : public BatchSource {
     std::int64_t total = 0;
   };
 
+  struct Exchange {
+    std::vector<std::vector<std::int64_t>> counts{};  // of each rank, the samples of each step that it has read
+    std::vector<int> waiting{};                       // ranks that have not read all steps
+    bool stops = false;                               // a rank was asked to stop
+  };
+
   void read(PendingStep& step, std::size_t index);
   std::string place() const;  // of the next sample
   template <class Call>
@@ -50,9 +59,14 @@ class StreamSource final : public BatchSource {
   void start();
   std::optional<Batch> read_batch(std::int64_t most);
   void restart(Cursor cursor);
+  bool discard_old(WorkerPool::Time until);
   void end_pass_without_whole_step();
-  void agree();
-  void read_and_agree();
+  bool agree(const std::function<bool()>& stop);
+  bool read_and_agree(const std::function<bool()>& stop);
+  bool fill_window(const std::function<bool()>& stop);
+  bool add_to_window(WorkerPool::Time until);
+  std::size_t window_size() const;  // steps between two exchanges
+  Exchange exchange(bool stops);
   bool is_taken(const ReadStep& step) const;
   bool pass_is_over() const;
   std::int64_t share() const;  // this rank's samples of a full step
@@ -63,7 +77,9 @@ class StreamSource final : public BatchSource {
   LoaderPlan plan_;
   std::int64_t steps_per_epoch_;  // 0: as many as the stream gives
   Cursor cursor_{};
-  std::deque<ReadStep> ready_{};  // read and agreed; the second tells whether the first is the last
+  std::deque<ReadStep> ready_{};    // read and agreed; the second tells whether the first is the last
+  std::vector<ReadStep> window_{};  // read, not yet agreed
+  bool is_elsewhere_ = false;       // the reader is not at the cursor; the steps of the pool are not wanted
   StepBatches current_{};
   std::optional<DevicePrefetcher> prefetcher_{};
 

@@ -31,9 +31,11 @@ WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), rea
   at::set_num_threads(compute_threads);
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { stop(); }  // all, before the first is joined
+
+void WorkerPool::stop() {
   for (std::jthread& thread : threads_) {
-    thread.request_stop();  // stop all before joining the first
+    thread.request_stop();
   }
 }
 
@@ -72,6 +74,13 @@ PendingStep& WorkerPool::front() {
   return step;
 }
 
+bool WorkerPool::is_complete(Time until) {
+  LOCKSTEP_ASSERT(!pending_.empty(), "is_complete() needs a submitted step");
+  const PendingStep& step = *pending_.front();
+  std::unique_lock lock(mutex_);
+  return threads_.empty() || built_.wait_until(lock, until, [&] { return step.built == step.plan.micro_batches; });
+}
+
 void WorkerPool::pop() {
   const std::lock_guard lock(mutex_);
   spares_.push_back(std::move(pending_.front()));
@@ -80,10 +89,29 @@ void WorkerPool::pop() {
 
 void WorkerPool::clear() {
   std::unique_lock lock(mutex_);
+  claim_all();
+  built_.wait(lock, [&] { return building_ == 0; });
+  drop_all();
+}
+
+bool WorkerPool::clear(Time until) {
+  std::unique_lock lock(mutex_);
+  claim_all();
+  if (!built_.wait_until(lock, until, [&] { return building_ == 0; })) {
+    return false;
+  }
+  drop_all();
+  return true;
+}
+
+// Under the mutex, as drop_all().
+void WorkerPool::claim_all() {
   for (const auto& step : pending_) {
     step->claimed = step->plan.micro_batches;
   }
-  built_.wait(lock, [&] { return building_ == 0; });
+}
+
+void WorkerPool::drop_all() {
   for (; !pending_.empty(); pending_.pop_front()) {
     pending_.front()->micro.clear();
     spares_.push_back(std::move(pending_.front()));

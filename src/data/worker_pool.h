@@ -1,6 +1,7 @@
 // data/worker_pool.h
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -37,6 +38,7 @@ class WorkerPool {
  public:
   /// Fills step.micro[index]. Called by several threads at once, each time with another (step, index).
   using Build = std::function<void(PendingStep& step, std::size_t index)>;
+  using Time = std::chrono::steady_clock::time_point;
 
   WorkerPool(int workers, Build build);
   ~WorkerPool();
@@ -47,13 +49,21 @@ class WorkerPool {
   std::size_t pending() const noexcept { return pending_.size(); }
   /// Waits for the oldest pending step, which stays pending. Throws: the exception of `build`, again at every call.
   PendingStep& front();
+  /// Waits for it until `until` at most. True: front() returns at once, or has no thread to wait for.
+  bool is_complete(Time until);
   void pop();
   /// Discards all pending steps after the micro-batches in progress are complete.
   void clear();
+  /// The same, but waits until `until` at most. False: some are still in progress, and no others begin.
+  bool clear(Time until);
+  /// Ends the threads after the micro-batches in progress; the destructor waits for them.
+  void stop();
 
  private:
   void work(const std::stop_token& stop, int rank, int world_size);
   void build_next(PendingStep& step, std::unique_lock<std::mutex>& lock);
+  void claim_all();
+  void drop_all();
   PendingStep* find_unclaimed() const;
 
   Build build_;

@@ -21,7 +21,7 @@ bool AgreedStop::look_now() {
   const double seconds = std::max(1e-9, std::chrono::duration<double>(now - looked_).count());
   const auto in_a_second = static_cast<std::int64_t>(
       std::min(static_cast<double>(batches_) / seconds, 2 * static_cast<double>(std::max(due_, batches_))));
-  const bool mine = control_.stop_requested() >= *least_;
+  const bool mine = is_asked();
   const std::vector<std::string> answers =
       world_.gather(fmt::format("{}{}", mine ? 's' : '-', std::max<std::int64_t>(1, in_a_second)));
   due_ = world_.size() == 1 ? 1 : parse_int(std::string_view(answers.front()).substr(1)).value_or(1);  // rank 0

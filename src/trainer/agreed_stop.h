@@ -19,6 +19,8 @@ class AgreedStop {
   AgreedStop(World& world, const TrainControl& control, std::optional<StopKind> least = StopKind::program)
       : world_(world), control_(control), least_(least) {}
 
+  /// This rank was asked; the ranks have not agreed on it.
+  bool is_asked() const { return least_ && control_.stop_requested() >= *least_; }
   /// Collective: call it after the same batch on every rank. True on every rank or on none.
   bool look();
   /// Checks at once, even if the next check is not due.

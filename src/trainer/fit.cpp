@@ -98,7 +98,8 @@ FitResult Fit::train() {
       notify(Stage::epoch_start);
     }
     const StepBatches* batches = next_batches();
-    if (batches == nullptr) {
+    if (batches == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
+      agreed_.stop = world_.any(asked_to_stop_());
       break;
     }
     run_step(step, *batches);
@@ -143,7 +144,7 @@ const StepBatches* Fit::next_batches() {
   record_.set_phase(Phase::data);
   clock_.begin_step();
   stragglers_.begin_step();
-  return train_.next();
+  return train_.next_unless(asked_to_stop_);
 }
 
 void Fit::run_step(Step& step, const StepBatches& batches) {
@@ -190,21 +191,31 @@ void Fit::count_in_epoch() {
   ++place_.steps;
 }
 
-// What this rank asks for; all ranks agree on it at the end of the step.
-StepRequests Fit::requests(const StepBatches& batches) {
-  const CommandsTaken commands = commands_.take();
-  std::ranges::copy(commands.own, std::back_inserter(own_commands_));
-  if (commands.stop) {
+// Also while a rank waits for data.
+void Fit::take_commands() {
+  CommandsTaken taken = commands_.take();
+  if (taken.stop) {
     control_.request_stop("lockstep ctl", StopKind::terminate);
   }
   look_at_time();
+  of_commands_.save |= taken.save;
+  of_commands_.validate |= taken.validate;
+  of_commands_.report |= taken.report;
+  of_commands_.command |= !taken.own.empty();
+  std::ranges::move(taken.own, std::back_inserter(own_commands_));
+}
+
+// What this rank asks for; all ranks agree on it at the end of the step.
+StepRequests Fit::requests(const StepBatches& batches) {
+  take_commands();
+  const StepRequests commands = std::exchange(of_commands_, {});
   const TrainState after{.step = state_.step + 1, .epoch = state_.epoch + (batches.ends_epoch ? 1 : 0), .samples = 0};
   return {.stop = limits_.must_stop(control_.stop_requested(), after),
           .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
           .save_ended = checkpoints_.tells_end(),
           .validate = commands.validate || (world_.is_main() && validation_times_.asks_by_time()),
           .report = commands.report || (world_.is_main() && report_timer_.asks()),
-          .command = !commands.own.empty()};
+          .command = commands.command};
 }
 
 // The clocks of the ranks differ.

@@ -120,6 +120,7 @@ class Fit {
   void run_step(Step& step, const StepBatches& batches);
   void count_in_epoch();
   bool begins_epoch() const { return place_.number != state_.epoch + 1; }
+  void take_commands();
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);
   void run_commands();
@@ -207,6 +208,7 @@ class Fit {
   LossCheck loss_check_{task_};
   EpochPlace place_{};
   StepRequests agreed_{};
+  StepRequests of_commands_{};               // what lockstep ctl asked for since the last step
   std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
   bool completed_validation_ = false;  // that the run before had begun
@@ -222,6 +224,10 @@ class Fit {
   ValidationTimes validation_times_{config_.validate};
   IntervalTimer report_timer_{config_.report.every_s};
   std::int64_t reported_at_ = -1;  // the step of the last report
+  const std::function<bool()> asked_to_stop_ = [this] {
+    take_commands();
+    return limits_.must_stop(control_.stop_requested(), state_);
+  };
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
     StageContext context = at(Stage::backward_end);
     context.optimizer = &optimizer;

@@ -51,7 +51,16 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   Evaluation result;
   std::int64_t done = 0;
   bool has_samples = false;
-  for (const StepBatches* step = data.next(); step != nullptr; step = data.next()) {
+  const auto asked_to_stop = [&stop] { return stop.is_asked(); };
+  while (true) {
+    const StepBatches* step = data.next_unless(asked_to_stop);
+    if (step == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
+      if (stop.look_now()) {
+        data.seek(start);
+        return result;
+      }
+      break;
+    }
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
         const StepOutput output =

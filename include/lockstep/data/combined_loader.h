@@ -27,7 +27,8 @@ class CombinedLoader final : public BatchSource {
   /// Keeps references to the loaders. Throws: DataError if empty.
   CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode);
 
-  const StepBatches* next() override;
+  const StepBatches* next() override { return next_unless({}); }
+  const StepBatches* next_unless(const std::function<bool()>& stop) override;
   std::optional<std::int64_t> steps_per_epoch() const override;
   LoaderPosition position() const override;
   /// Without `state`: to the beginning of the epoch. The present one begins as it began; in another one every loader
@@ -37,7 +38,7 @@ class CombinedLoader final : public BatchSource {
   bool has_one_reader() const override;  ///< true if all of them have
 
  private:
-  bool give_step();  // false: a loader has ended
+  bool give_step(const std::function<bool()>& stop);  // false: a loader has ended
   bool takes_part(std::size_t loader) const;
   bool is_over() const;
   void begin_epoch();

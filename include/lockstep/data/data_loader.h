@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,6 +63,10 @@ class BatchSource {
   /// (an Error of lockstep is rethrown unchanged), in the step of these samples. position() does not advance then; call
   /// seek() to continue elsewhere.
   virtual const StepBatches* next() = 0;
+  /// next() that need not wait for data which may never come: if `stop` returns true on a rank while a rank waits, the
+  /// result is nullptr on all ranks, position() has not changed, and a later call continues without a loss. The
+  /// caller's thread calls `stop`, about ten times per second. Default: next().
+  virtual const StepBatches* next_unless([[maybe_unused]] const std::function<bool()>& stop) { return next(); }
   virtual std::optional<std::int64_t> steps_per_epoch() const = 0;
   virtual LoaderPosition position() const = 0;  ///< after the step that the last next() returned
   /// Throws: CheckpointError if the position belongs to another data set.
@@ -90,9 +95,11 @@ class DataLoader final : public BatchSource {
   /// count steps.
   static DataLoader none(std::int64_t steps_per_epoch, World& world);
   DataLoader(DataLoader&&) noexcept;
+  /// Calls Stream::cancel() and waits until the threads have ended.
   ~DataLoader() override;
 
   const StepBatches* next() override;
+  const StepBatches* next_unless(const std::function<bool()>& stop) override;
   std::optional<std::int64_t> steps_per_epoch() const override;
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;

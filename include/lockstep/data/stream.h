@@ -30,13 +30,17 @@ class Stream {
   /// Skips `samples` samples of the epoch, for a resumed run. Default: reads and drops them; override it if there is a
   /// faster way.
   virtual void skip(std::int64_t samples);
+  /// Called once, when no more samples are wanted: at the end of the loader, by another thread than the one that may be
+  /// in next(), skip() or start_epoch() at this moment. These should then return soon, with whatever they have; it is
+  /// not used. Override it if they wait for something that may never come. Default: does nothing.
+  virtual void cancel() noexcept {}
 };
 
 /// A stream that is read one sample at a time; the library stacks the samples as in sample_dataset, with `paddings`.
-/// `start` returns the source of an epoch, which returns nullopt at its end and is not called again. Throws: DataError
-/// (`start` is empty); ConfigError with all invalid paddings.
+/// `start` returns the source of an epoch, which returns nullopt at its end and is not called again. `cancel` is
+/// Stream::cancel. Throws: DataError (`start` is empty); ConfigError with all invalid paddings.
 using SampleSource = std::function<std::optional<Batch>()>;
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
-                                      std::vector<Padding> paddings = {});
+                                      std::vector<Padding> paddings = {}, std::function<void()> cancel = {});
 
 }  // namespace lockstep

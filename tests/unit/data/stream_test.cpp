@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -377,6 +380,87 @@ TEST(Stream, EndsAPassThatHasNoWholeStepLeft) {
       EXPECT_FALSE(of_second_pass.ends_epoch);
     }
   });
+}
+
+/// Opens once; a stream waits for it.
+class Gate {
+ public:
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_{};
+  std::condition_variable changed_{};
+  bool open_ = false;
+};
+
+/// Numbers of which the samples from `pause` on come only when the gate is open. The end of the loader opens it.
+std::unique_ptr<Stream> pausing(Gate& gate, std::int64_t pause, std::int64_t length) {
+  return sample_stream(
+      [&gate, pause, length](std::int64_t, int rank, int) -> SampleSource {
+        return [&gate, pause, length, rank, i = std::int64_t{0}]() mutable -> std::optional<Batch> {
+          if (i == pause) {
+            gate.wait();
+          }
+          return i < length ? std::optional<Batch>(Batch{.input = at::scalar_tensor(1000 * rank + i++, at::kLong)})
+                            : std::nullopt;
+        };
+      },
+      {}, [&gate] { gate.open(); });
+}
+
+// Only the last rank is asked to stop, and only the first one waits for data.
+TEST(Stream, StopsOnAllRanksWhileOneWaitsForData) {
+  for (const int world_size : {1, 2, 3}) {
+    thread_world(world_size, [&](World& world) {
+      Gate gate;
+      const std::int64_t pause = world.rank() == 0 ? 6 : -1;
+      DataLoader loader(pausing(gate, pause, 8), plan_of(2 * world_size, 1, 1), world);
+      const auto stop = [&] { return world.rank() == world_size - 1; };
+      Ids ids;
+      while (const StepBatches* step = loader.next_unless(stop)) {  // also ends if the stop comes before the data
+        const Ids more = seen(*step).ids;
+        ids.insert(ids.end(), more.begin(), more.end());
+        ASSERT_LT(ids.size(), 8U);
+      }
+      const LoaderPosition stopped = loader.position();
+      EXPECT_EQ(stopped.consumed, world_size * std::ssize(ids));
+      gate.open();
+      DataLoader resumed(pausing(gate, -1, 8), plan_of(2 * world_size, 1, 1), world);
+      resumed.seek(stopped);
+      for (DataLoader* each : {&loader, &resumed}) {  // the same loader goes on, too
+        Ids all = ids;
+        for (bool ends = false; !ends;) {
+          const StepBatches* step = each->next();
+          ends = step->ends_epoch;
+          const Ids more = seen(*step).ids;
+          all.insert(all.end(), more.begin(), more.end());
+        }
+        const std::int64_t first = 1000 * world.rank();
+        EXPECT_THAT(all,
+                    ElementsAre(first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7));
+      }
+    });
+  }
+}
+
+TEST(Stream, IsToldWhenNoMoreSamplesAreWanted) {
+  World world = World::single(c10::kCPU);
+  Gate gate;
+  {
+    DataLoader loader(pausing(gate, 4, 8), plan_of(2, 2, 1, /*prefetch=*/1), world);
+    loader.next_unless([] { return true; });
+  }
+  gate.wait();  // open
 }
 
 TEST(Stream, WarnsThatBadSamplesAreNotReplaced) {
