@@ -1,6 +1,7 @@
 // Forward and backward of micro-batches as graphs of the device (cuda_graphs).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -62,6 +63,7 @@ class PassGraphs {
     std::vector<at::Tensor> gradients{};  // where it leaves them
   };
 
+  void look_at(const Batch& batch);
   StepOutput warm_up(const Batch& batch, const Pass& pass);
   Recorded* graph_for_gradients();
   bool record(Recorded& recorded, const Batch& batch, const Pass& pass);
@@ -84,7 +86,9 @@ class PassGraphs {
   Batch inputs_{};  // of both graphs
   Recorded first_{};
   Recorded further_{};
-  int tries_ = 0;          // without a graph
+  int tries_ = 0;  // without a graph
+  std::int64_t recordings_ = 0;
+  std::int64_t replays_ = 0;
   bool has_told_ = false;  // that there is a graph
   bool stopped_ = false;
 };
