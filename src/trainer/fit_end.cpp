@@ -63,7 +63,8 @@ RunTimes Fit::run_times() {
   if (const std::int64_t steps = clock_.steps() - gpu_steps_at_start_; steps > 0) {
     times.gpu.emplace(gpu_times_at_start_, clock_.times());
     if (could_have_graphs_) {
-      times.close = static_cast<double>(clock_.close_steps() - close_steps_at_start_) / static_cast<double>(steps);
+      times.waits_for_calls =
+          static_cast<double>(clock_.close_steps() - close_steps_at_start_) / static_cast<double>(steps);
     }
   }
   return times;

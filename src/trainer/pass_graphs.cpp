@@ -49,7 +49,7 @@ std::string kind_of(const PassGraphs::MicroBatch& micro) {
   return kind;
 }
 
-std::vector<at::Tensor> tensors_of(Batch batch) {
+std::vector<at::Tensor> tensors_of(const Batch& batch) {
   std::vector<at::Tensor> tensors;
   for_each_tensor(batch, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;

@@ -68,7 +68,7 @@ void tell_times(const RunTimes& times, const TrainConfig& config, World& world, 
   }
   // A GPU may have work while its host waits for data.
   const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
-  const auto on_calls = on_data ? std::nullopt : advice_on_calls(times.close);
+  const auto on_calls = on_data ? std::nullopt : advice_on_calls(times.waits_for_calls);
   for (const auto& advice : {on_data, on_calls, times.host.advice_on_saves()}) {
     if (advice) {
       log_info(*advice);

@@ -44,7 +44,7 @@ struct RunTimes {
   TimeShares host;
   std::optional<TimeShares> gpu{};  ///< of the steps that were measured, if any
   bool one_reader = false;          ///< of the data of the training; see BatchSource
-  double close = 0;                 ///< share of the steps as DeviceClock::close_steps; 0: graphs would not change it
+  double waits_for_calls = 0;       ///< share of the steps: DeviceClock::close_steps; 0: CUDA graphs cannot change it
 };
 
 /// What to do if the GPU waited for the calls of the host in most steps. `share`: of the steps.
