@@ -50,8 +50,6 @@ class PassGraphs {
 
   /// The output of `pass` for the micro-batch; without an autograd graph if it was replayed.
   StepOutput run(const MicroBatch& micro, const Pass& pass);
-  /// Drops the graphs. Call it when the module may have other parameters.
-  void forget() noexcept;
   /// Drops the graphs for good and tells why, unless that was done before.
   void stop(std::string_view reason);
 
@@ -71,6 +69,7 @@ class PassGraphs {
   StepOutput replay(const Recorded& recorded, const Batch& batch);
   void beside(const std::function<void()>& work);
   void drop_graphs() noexcept;
+  void forget() noexcept;
 
   torch::nn::Module& module_;
   const c10::Device device_;
