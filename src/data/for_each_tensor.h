@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-/// Calls `visit(at::Tensor&)` for every tensor of the batch.
-template <typename Visit>
-void for_each_tensor(Batch& batch, const Visit& visit) {
-  const auto visit_defined = [&](at::Tensor& tensor) {
+/// Calls `visit(tensor)` for every tensor of the batch. `AnyBatch`: Batch, or const Batch for constant tensors.
+template <typename AnyBatch, typename Visit>
+void for_each_tensor(AnyBatch& batch, const Visit& visit) {
+  const auto visit_defined = [&](auto& tensor) {
     if (tensor.defined()) {
       visit(tensor);
     }

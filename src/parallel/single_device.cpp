@@ -84,6 +84,7 @@ void SingleDeviceOptimizer::zero_grad() {
   for (auto& [name, parameter] : parameters_) {
     parameter.mutable_grad().reset();
   }
+  grads_.clear();  // it would keep their memory until the next ones are clipped
   count_.reset();
   loss_.reset();
   inputs_.reset();

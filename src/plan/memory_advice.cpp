@@ -34,6 +34,9 @@ std::string memory_advice(const OutOfMemory& facts, const Plan& plan) {
   if (facts.device.gpu && plan.config.precision == Precision::fp32) {
     text += "; or --precision bf16_mixed";
   }
+  if (facts.device.gpu && plan.config.cuda_graphs) {
+    text += "; or leave out --cuda_graphs: a graph keeps its memory beside that of validations and other shapes";
+  }
   for (const GpuTenant& tenant : facts.tenants) {
     text += fmt::format("\n  on {}, {} uses {}", to_string(facts.device), tenant.name, human_bytes(tenant.bytes));
   }

@@ -289,9 +289,6 @@ void Fit::notify(const StageContext& context) {
     if (froze && context.stage != Stage::fit_end) {
       const PhaseScope phase(record_, Phase::prepare);
       strategy_->prepare_again();
-      if (graphs_) {
-        graphs_->forget();
-      }
     }
   });
 }

@@ -62,8 +62,12 @@ FitResult Fit::finish() {
 
 RunTimes Fit::run_times() {
   RunTimes times{.host = {times_at_start_, record_.times()}, .one_reader = train_.has_one_reader()};
-  if (clock_.steps() > gpu_steps_at_start_) {
+  if (const std::int64_t steps = clock_.steps() - gpu_steps_at_start_; steps > 0) {
     times.gpu.emplace(gpu_times_at_start_, clock_.times());
+    if (could_have_graphs_) {
+      times.waits_for_calls =
+          static_cast<double>(clock_.close_steps() - close_steps_at_start_) / static_cast<double>(steps);
+    }
   }
   return times;
 }

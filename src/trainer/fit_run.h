@@ -201,6 +201,7 @@ class Fit {
   StragglerWatch stragglers_;
   RunReports reports_;
   std::optional<PassGraphs> graphs_{};
+  bool could_have_graphs_ = false;  // if the configuration asked for them
   RunMetrics metrics_{config_.report.epoch_means, world_};
   TrainState state_{};
   StepResult last_{};
@@ -236,6 +237,7 @@ class Fit {
   const PhaseTimes times_at_start_ = record_.times();
   const PhaseTimes gpu_times_at_start_ = clock_.times();
   const std::int64_t gpu_steps_at_start_ = clock_.steps();
+  const std::int64_t close_steps_at_start_ = clock_.close_steps();
   StepTimes step_times_{world_, files_};
   bool is_between_steps_ = false;  // all that has been done is done by everyone: a failure now may be saved
   const Clock::time_point began_ = Clock::now();

@@ -248,9 +248,6 @@ void Fit::prepare() {
 
 // What is known before the first step; PassGraphs finds the rest.
 void Fit::prepare_graphs(bool has_metrics) {
-  if (!config_.cuda_graphs) {
-    return;
-  }
   const Strategy& strategy = *strategy_;
   const std::string_view reason = !world_.device().is_cuda() ? "the device is no GPU"
                                   : world_.size() > 1 ? "gradients of several ranks are reduced while the backward runs"
@@ -258,7 +255,9 @@ void Fit::prepare_graphs(bool has_metrics) {
                                   : strategy.optimizer_count() > 1           ? "the task has several optimizers"
                                   : has_metrics                              ? "the task has metrics with states"
                                                                              : "";
-  if (reason.empty()) {
+  if (!config_.cuda_graphs) {
+    could_have_graphs_ = reason.empty() && !config_.detect_anomaly;
+  } else if (reason.empty()) {
     graphs_.emplace(task_.module(), world_.device(), clock_, make_cuda_graph);
   } else if (world_.is_main()) {
     tell_no_graph(reason);

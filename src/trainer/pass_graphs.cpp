@@ -1,6 +1,7 @@
 #include "trainer/pass_graphs.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <utility>
 
@@ -26,6 +27,9 @@ namespace {
 
 constexpr int kMostTries = 100;  // micro-batches without a graph until the log says so
 constexpr int kWarmUps = 3;      // as PyTorch: libraries choose their algorithms and take their memory
+// If more graphs than this were replayed less often on average, recording takes more time than replays save.
+constexpr std::int64_t kManyGraphs = 10;
+constexpr std::int64_t kFewReplays = 20;
 
 std::string describe(const at::Tensor& tensor) {
   return tensor.defined() ? fmt::format("{} {} {} {}", c10::toString(tensor.scalar_type()), tensor.device().str(),
@@ -45,10 +49,24 @@ std::string kind_of(const PassGraphs::MicroBatch& micro) {
   return kind;
 }
 
-std::vector<at::Tensor> tensors_of(Batch batch) {
+std::vector<at::Tensor> tensors_of(const Batch& batch) {
   std::vector<at::Tensor> tensors;
   for_each_tensor(batch, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
+}
+
+/// Why a graph cannot have the tensor: "is sparse"; "": it can.
+std::string why_unfit(const at::Tensor& tensor, c10::Device device) {
+  if (tensor.device() != device) {
+    return fmt::format("is on {}", tensor.device().str());
+  }
+  return tensor.is_nested() ? "is nested" : tensor.layout() != at::kStrided ? "is sparse" : "";
+}
+
+/// The same memory in new tensors: what a pass does to their gradients and shapes is not seen.
+Batch with_new_tensors(Batch batch) {
+  for_each_tensor(batch, [](at::Tensor& tensor) { tensor = tensor.detach(); });
+  return batch;
 }
 
 /// Calls visit(at::Tensor&) for the loss, the count and the metrics.
@@ -70,32 +88,19 @@ void tell_no_graph(std::string_view reason) {
   log_warning(fmt::format("--cuda_graphs: steps run without a CUDA graph, with the same results: {}", reason));
 }
 
-/// What a graph takes for granted: where the tensors of the module are, which of them require gradients, and which
-/// parts are in training mode.
+/// What a graph takes for granted: which tensors and parts the module has, where these tensors are, which of them
+/// require gradients, and which parts are in training mode.
 class PassGraphs::Layout {
  public:
-  explicit Layout(torch::nn::Module& module) : module_(module), is_training_(module.is_training()) {
-    for (const std::vector<at::Tensor>& tensors : {module.parameters(), module.buffers()}) {
-      for (const at::Tensor& tensor : tensors) {
-        places_.push_back({tensor, address_of(tensor), tensor.requires_grad()});
-        if (tensor.requires_grad()) {
-          trained_.push_back(tensor);
-        }
+  explicit Layout(const torch::nn::Module& module) : module_(module), places_(places_of(module)) {
+    for (const Place& place : places_) {
+      if (place.tensor.requires_grad()) {
+        trained_.push_back(place.tensor);
       }
-    }
-    for (auto& part : module.modules(/*include_self=*/false)) {  // including itself would require a shared_ptr
-      const bool is_training = part->is_training();
-      parts_.emplace_back(std::move(part), is_training);
     }
   }
 
-  bool is_current() const {
-    return module_.is_training() == is_training_ &&
-           std::ranges::all_of(parts_, [](const auto& part) { return part.first->is_training() == part.second; }) &&
-           std::ranges::all_of(places_, [](const Place& place) {
-             return address_of(place.tensor) == place.address && place.tensor.requires_grad() == place.requires_grad;
-           });
-  }
+  bool is_current() const { return places_of(module_) == places_; }
 
   std::vector<at::Tensor> gradients() const {
     return mapped(trained_, [](const at::Tensor& parameter) { return parameter.grad(); });
@@ -115,20 +120,41 @@ class PassGraphs::Layout {
   }
 
  private:
+  /// A part of the module or a tensor, which is kept so that no other one gets its address. Neither: the module itself.
   struct Place {
+    std::shared_ptr<torch::nn::Module> part{};
     at::Tensor tensor{};
-    const void* address = nullptr;
-    bool requires_grad = false;
+    const void* memory = nullptr;
+    bool is_on = false;  // training mode of a part, requires_grad of a tensor
+
+    bool operator==(const Place& other) const {
+      return part == other.part && tensor.is_same(other.tensor) && memory == other.memory && is_on == other.is_on;
+    }
   };
 
-  static const void* address_of(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
+  static std::vector<Place> places_of(const torch::nn::Module& module) {
+    std::vector<Place> places{{.is_on = module.is_training()}};
+    add_contents(module, places);
+    return places;
+  }
+  // Without the names of the whole path, which would take most of the time.
+  static void add_contents(const torch::nn::Module& module, std::vector<Place>& places) {
+    for (const auto& tensors : {module.named_parameters(/*recurse=*/false), module.named_buffers(/*recurse=*/false)}) {
+      for (const auto& item : tensors) {
+        const at::Tensor& tensor = item.value();
+        places.push_back({.tensor = tensor,
+                          .memory = tensor.has_storage() ? tensor.const_data_ptr() : nullptr,
+                          .is_on = tensor.requires_grad()});
+      }
+    }
+    for (const auto& part : module.children()) {
+      places.push_back({.part = part, .is_on = part->is_training()});
+      add_contents(*part, places);
+    }
   }
 
   const torch::nn::Module& module_;
-  const bool is_training_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_{};
-  std::vector<Place> places_{};
+  const std::vector<Place> places_;
   std::vector<at::Tensor> trained_{};
 };
 
@@ -145,8 +171,8 @@ PassGraphs::~PassGraphs() = default;
 
 StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
   const Batch& batch = micro.batch;
-  if (batch.extra.has_value()) {
-    stop("the batch has a value on the host, Batch::extra");
+  if (!stopped_) {
+    look_at(batch);
   }
   if (stopped_) {
     return pass(batch);
@@ -160,7 +186,8 @@ StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
   kind_ = std::move(kind);
   if (kind_ != recorded_kind_ && in_a_row_ <= kWarmUps) {
     if (!has_told_ && ++tries_ == kMostTries) {
-      tell_no_graph(fmt::format("of {} micro-batches, no {} in a row had the same shapes", kMostTries, kWarmUps + 1));
+      tell_no_graph(fmt::format("of {} micro-batches, no {} in a row had the same shapes and an unchanged module",
+                                kMostTries, kWarmUps + 1));
     }
     return warm_up(batch, pass);
   }
@@ -172,6 +199,17 @@ StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
     return pass(batch);
   }
   return replay(*recorded, batch);
+}
+
+void PassGraphs::look_at(const Batch& batch) {
+  if (batch.extra.has_value()) {
+    stop("the batch has a value on the host, Batch::extra");
+  }
+  for (const at::Tensor& tensor : tensors_of(batch)) {
+    if (const std::string problem = why_unfit(tensor, device_); !problem.empty()) {
+      stop(fmt::format("a tensor of the batch {}", problem));
+    }
+  }
 }
 
 StepOutput PassGraphs::warm_up(const Batch& batch, const Pass& pass) {
@@ -201,19 +239,24 @@ PassGraphs::Recorded* PassGraphs::graph_for_gradients() {
 // Nothing that is recorded runs. So if it fails, what there is to undo is on the host: the gradients that the
 // parameters have got, and the random numbers that the pass has drawn.
 bool PassGraphs::record(Recorded& recorded, const Batch& batch, const Pass& pass) {
+  if (&recorded == &first_ && ++recordings_ > kManyGraphs && replays_ < kFewReplays * recordings_) {
+    stop(fmt::format("{} graphs were recorded and replayed only {} times in all: shapes or the module change too often",
+                     recordings_ - 1, replays_));
+    return false;
+  }
   const std::vector<at::Tensor> gradients = layout_->gradients();
   const at::Tensor random = rng_state(c10::kCPU);
   const DeviceClock::Pause no_events(clock_);
   std::string problem;
   try {
     if (&recorded == &first_) {
-      inputs_ = batch;
+      inputs_ = with_new_tensors(batch);
       for_each_tensor(inputs_, [](at::Tensor& tensor) { tensor = tensor.clone(); });
     }
     recorded.graph = make_(first_.graph.get());
     beside([&] {
       recorded.graph->record([&] {
-        recorded.output = pass(inputs_);
+        recorded.output = pass(with_new_tensors(inputs_));
         for_each_output_tensor(recorded.output, [](at::Tensor& tensor) { tensor = tensor.detach(); });
       });
     });
@@ -230,7 +273,8 @@ bool PassGraphs::record(Recorded& recorded, const Batch& batch, const Pass& pass
     return false;
   }
   if (!std::exchange(has_told_, true)) {
-    log_info("forward and backward of a micro-batch are replayed as a CUDA graph");
+    log_info(fmt::format("forward and backward of a micro-batch are replayed as a CUDA graph, which keeps {} of memory",
+                         human_bytes(recorded.graph->bytes())));
   }
   return true;
 }
@@ -241,19 +285,14 @@ std::string PassGraphs::problem_of(const Recorded& recorded) const {
   }
   std::string problem;
   const auto look = [&](const std::string& what, const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.device() != device_) {
-      problem = fmt::format("{} is on {}", what, tensor.device().str());
-    } else if (tensor.defined() && tensor.layout() != at::kStrided) {
-      problem = fmt::format("{} is sparse", what);
+    if (const std::string found = tensor.defined() ? why_unfit(tensor, device_) : ""; !found.empty()) {
+      problem = fmt::format("{} {}", what, found);
     }
   };
   look("the loss", recorded.output.loss);
   look("the count", recorded.output.count);
   for (const auto& [name, value] : recorded.output.metrics) {
     look(fmt::format("the metric {}", name), value);
-  }
-  for (const at::Tensor& tensor : tensors_of(inputs_)) {
-    look("a tensor of the batch", tensor);
   }
   for (const at::Tensor& gradient : recorded.gradients) {
     look("a gradient", gradient);
@@ -271,6 +310,7 @@ StepOutput PassGraphs::replay(const Recorded& recorded, const Batch& batch) {
   auto value = values.begin();
   for_each_tensor(inputs_, [&](at::Tensor& input) { input.copy_(*value++, /*non_blocking=*/true); });
   recorded.graph->replay();
+  ++replays_;
   layout_->set_gradients(recorded.gradients);
   StepOutput output = recorded.output;
   for_each_output_tensor(output, [](at::Tensor& tensor) { tensor = tensor.clone(); });

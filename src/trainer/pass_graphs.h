@@ -1,6 +1,7 @@
 // Forward and backward of micro-batches as graphs of the device (cuda_graphs).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -49,8 +50,6 @@ class PassGraphs {
 
   /// The output of `pass` for the micro-batch; without an autograd graph if it was replayed.
   StepOutput run(const MicroBatch& micro, const Pass& pass);
-  /// Drops the graphs. Call it when the module may have other parameters.
-  void forget() noexcept;
   /// Drops the graphs for good and tells why, unless that was done before.
   void stop(std::string_view reason);
 
@@ -62,6 +61,7 @@ class PassGraphs {
     std::vector<at::Tensor> gradients{};  // where it leaves them
   };
 
+  void look_at(const Batch& batch);
   StepOutput warm_up(const Batch& batch, const Pass& pass);
   Recorded* graph_for_gradients();
   bool record(Recorded& recorded, const Batch& batch, const Pass& pass);
@@ -69,6 +69,7 @@ class PassGraphs {
   StepOutput replay(const Recorded& recorded, const Batch& batch);
   void beside(const std::function<void()>& work);
   void drop_graphs() noexcept;
+  void forget() noexcept;
 
   torch::nn::Module& module_;
   const c10::Device device_;
@@ -84,7 +85,9 @@ class PassGraphs {
   Batch inputs_{};  // of both graphs
   Recorded first_{};
   Recorded further_{};
-  int tries_ = 0;          // without a graph
+  int tries_ = 0;  // without a graph
+  std::int64_t recordings_ = 0;
+  std::int64_t replays_ = 0;
   bool has_told_ = false;  // that there is a graph
   bool stopped_ = false;
 };

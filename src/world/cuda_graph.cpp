@@ -1,10 +1,13 @@
 // A part of liblockstep_cuda.so; see nccl_process_group.cpp.
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 
 #include "world/device_graph.h"
 
@@ -45,6 +48,11 @@ class CapturedGraph final : public at::cuda::CUDAGraph {
   }
 };
 
+std::int64_t reserved_bytes() {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  return stats.reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+}
+
 class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(CudaGraph* beside) : memory_(beside != nullptr ? beside->graph_.pool() : c10::MempoolId_t{}) {}
@@ -54,6 +62,7 @@ class CudaGraph final : public DeviceGraph {
   void record(const std::function<void()>& work) override {
     // While it records, the allocator gives no memory back to take it for the graph. The warm-up has left much.
     c10::cuda::CUDACachingAllocator::emptyCache();
+    const std::int64_t before = reserved_bytes();
     try {
       graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
       work();
@@ -62,12 +71,15 @@ class CudaGraph final : public DeviceGraph {
       graph_.abandon();
       throw;
     }
+    bytes_ = reserved_bytes() - before;
   }
+  std::int64_t bytes() const override { return bytes_; }
   void replay() override { graph_.replay(); }
 
  private:
   CapturedGraph graph_{};
   const c10::MempoolId_t memory_;  // {0, 0}: its own
+  std::int64_t bytes_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "world/device_clock.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <exception>
+#include <iterator>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -21,10 +24,15 @@ void DeviceClock::begin_step() noexcept {
   next_ = now + pause_;
   state_ = State::in_step;
   count_ = 0;
+  has_looked_ = false;
+  is_close_ = true;
   enter(Phase::data);
 }
 
 void DeviceClock::enter(Phase phase) noexcept {
+  if (phase == Phase::backward || phase == Phase::optimizer) {
+    look_if_begun(phase == Phase::backward ? Phase::forward : Phase::backward);
+  }
   phase_ = phase;
   note(phase, /*waits=*/false);
 }
@@ -48,6 +56,27 @@ const PhaseTimes& DeviceClock::times() noexcept {
 std::int64_t DeviceClock::steps() noexcept {
   collect();
   return steps_;
+}
+
+std::int64_t DeviceClock::close_steps() noexcept {
+  collect();
+  return close_steps_;
+}
+
+// Both phases, because a host that waits for the device once in a step is close to it only then.
+void DeviceClock::look_if_begun(Phase phase) noexcept {
+  if (state_ != State::in_step || is_paused_) {
+    return;
+  }
+  has_looked_ = true;
+  const auto is_begin = [&](const Mark& mark) { return mark.phase == phase && !mark.waits; };
+  const auto end = std::make_reverse_iterator(marks_.begin() + static_cast<std::ptrdiff_t>(count_));
+  const auto last = std::find_if(end, marks_.rend(), is_begin);
+  try {
+    is_close_ = is_close_ && last != marks_.rend() && last->reached.query();
+  } catch (const std::exception&) {  // as in note()
+    state_ = State::idle;
+  }
 }
 
 void DeviceClock::note(Phase phase, bool waits) noexcept {
@@ -90,6 +119,7 @@ void DeviceClock::collect() noexcept {
     sums_.waited += step.waited;
     sums_.now += step.now.time_since_epoch();
     ++steps_;
+    close_steps_ += has_looked_ && is_close_ ? 1 : 0;
   } catch (const std::exception&) {
     state_ = State::idle;
   }

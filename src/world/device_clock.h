@@ -38,6 +38,9 @@ class DeviceClock {
   const PhaseTimes& times() noexcept;
   /// How many these are.
   std::int64_t steps() noexcept;
+  /// In how many of them the device followed the calls of the host closely, so that it waited for them: when the host
+  /// had made all calls of the forward, the device had begun it, and likewise the backward.
+  std::int64_t close_steps() noexcept;
 
   /// While a part exists, work on the device belongs to `phase`, then to the phase before.
   class Part {
@@ -76,6 +79,7 @@ class DeviceClock {
   };
 
   void note(Phase phase, bool waits) noexcept;
+  void look_if_begun(Phase phase) noexcept;
   void collect() noexcept;
 
   const c10::Device device_;
@@ -85,9 +89,12 @@ class DeviceClock {
   Phase phase_ = Phase::data;
   std::vector<Mark> marks_{};  // events are used again; the last one is the end of the step
   std::size_t count_ = 0;      // of this step
+  bool has_looked_ = false;    // in this step, whether the device follows closely
+  bool is_close_ = false;      // it does so far
   Clock::time_point next_{};   // the next step to measure
   PhaseTimes sums_{};
   std::int64_t steps_ = 0;
+  std::int64_t close_steps_ = 0;
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // Work of a device that is recorded once and run many times.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -19,6 +20,8 @@ class DeviceGraph {
   virtual void record(const std::function<void()>& work) = 0;
   /// Puts the recorded work on the current stream, with the random numbers that the work would get now.
   virtual void replay() = 0;
+  /// By how much record() has raised the memory that the process holds on the device; other threads count too.
+  virtual std::int64_t bytes() const = 0;
 };
 
 /// Makes a graph. `beside`: a graph of the same factory that has been recorded and that never runs at the same time, so

@@ -72,6 +72,42 @@ TEST(DeviceClock, NeverWaits) {
   EXPECT_EQ(clock.steps(), 1) << "the other steps began before the first one was measured";
 }
 
+TEST(DeviceClock, KnowsWhetherTheDeviceWaitsForTheCallsOfTheHost) {
+  simulated::begin(1);  // at once
+  DeviceClock fast(simulated::device(), milliseconds(0));
+  step(fast);
+  step(fast);
+  EXPECT_EQ(fast.steps(), 2);
+  EXPECT_EQ(fast.close_steps(), 2);
+  simulated::begin(0);  // as late as possible
+  DeviceClock slow(simulated::device(), milliseconds(0));
+  step(slow);
+  simulated::finish();
+  EXPECT_EQ(slow.steps(), 1);
+  EXPECT_EQ(slow.close_steps(), 0);
+}
+
+// The device is close when the host has waited for it, and far behind in the rest of the step.
+TEST(DeviceClock, IsNotMisledByAHostThatWaitsInAStep) {
+  for (const Phase waits : {Phase::task, Phase::forward, Phase::backward, Phase::optimizer}) {
+    simulated::begin(0);
+    DeviceClock clock(simulated::device(), milliseconds(0));
+    clock.begin_step();
+    for (const Phase phase : {Phase::task, Phase::forward, Phase::backward, Phase::optimizer}) {
+      clock.enter(phase);
+      work(1);
+      if (phase == waits) {
+        at::ones({1}, at::device(simulated::device())).cpu();
+      }
+      work(1);
+    }
+    clock.end_step();
+    simulated::finish();
+    EXPECT_EQ(clock.steps(), 1);
+    EXPECT_EQ(clock.close_steps(), 0) << "waits in phase " << to_string(waits);
+  }
+}
+
 TEST(DeviceClock, MeasuresSomeStepsOnly) {
   simulated::begin(1);
   DeviceClock clock(simulated::device(), std::chrono::hours(1));

@@ -19,6 +19,7 @@
 
 #include "device/simulated_device.h"
 #include "support/captured_stderr.h"
+#include "tensor/replaced_values.h"
 
 namespace lockstep {
 namespace {
@@ -68,12 +69,20 @@ class Training {
     random.set_current_seed(1);
     optimizer_ = std::make_unique<torch::optim::SGD>(net_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     if (has_graphs) {
-      graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), clock_, [this](DeviceGraph* beside) {
-        ++graphs_made_;
-        return simulated::make_graph(beside);
-      });
+      make_graphs();
     }
   }
+
+  /// Another fit of the same module.
+  void begin_again() {
+    if (graphs_ != nullptr) {
+      make_graphs();
+    }
+  }
+
+  std::function<void(Batch&)> prepare = [](Batch&) {};                                ///< each batch
+  std::function<void()> before_update = [] {};                                        ///< of the parameters
+  void note(const at::Tensor& value) { outputs_.push_back(value.detach().clone()); }  ///< as a result
 
   Net& net() { return net_; }
   PassGraphs& graphs() { return *graphs_; }
@@ -86,7 +95,8 @@ class Training {
     clock_.begin_step();
     optimizer_->zero_grad(/*set_to_none=*/true);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const Batch batch = next_batch(sizes[i]);
+      Batch batch = next_batch(sizes[i]);
+      prepare(batch);
       const StepOutput output =
           graphs_ ? graphs_->run({.batch = batch, .weight = 0.5, .begins_step = i == 0}, pass_) : pass_(batch);
       outputs_.push_back(output.loss.detach());
@@ -94,6 +104,7 @@ class Training {
         outputs_.push_back(value.detach());
       }
     }
+    before_update();
     optimizer_->step();
     clock_.end_step();
   }
@@ -116,6 +127,12 @@ class Training {
   }
 
  private:
+  void make_graphs() {
+    graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), clock_, [this](DeviceGraph* beside) {
+      ++graphs_made_;
+      return simulated::make_graph(beside);
+    });
+  }
   Batch next_batch(std::int64_t size) {
     const at::Tensor input = at::sin(at::arange(size * kFeatures, at::kFloat) * 0.7 + seen_++).view({size, kFeatures});
     Batch batch{.input = input, .target = input.sum(1, /*keepdim=*/true), .samples = size};
@@ -192,7 +209,7 @@ std::string compare(const Course& course, int graphs, int passes, const Training
 
 TEST(PassGraphsOnASimulatedDevice, GiveTheBitsOfTheWorkItself) {
   const auto told = compare([](Training& training) { training.steps(12, {4}); }, /*graphs=*/1, /*passes=*/4);
-  EXPECT_THAT(told, HasSubstr("replayed as a CUDA graph"));
+  EXPECT_THAT(told, HasSubstr("replayed as a CUDA graph, which keeps "));
 }
 
 TEST(PassGraphsOnASimulatedDevice, HaveNoEventsOfTheClock) {
@@ -296,6 +313,156 @@ TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfAMetricIsOnTheHost) {
   };
   const auto told = compare([](Training& training) { training.steps(10, {4}); }, /*graphs=*/1, /*passes=*/11, loss);
   EXPECT_THAT(told, HasSubstr("the metric constant is on cpu"));
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreKeptWhileParametersHaveOtherValues) {
+  const auto course = [](Training& training) {
+    for (int i = 0; i < 3; ++i) {
+      training.steps(4, {4});
+      at::Tensor& weight = training.net()->wide->weight;
+      const ReplacedValues average({{weight, weight.detach() * 0.5}});  // as in a validation
+      training.note(training.net()->forward(values_on_device({3, kFeatures})));
+    }
+  };
+  compare(course, /*graphs=*/1, /*passes=*/4);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreRecordedAnewIfABufferIsReplaced) {
+  at::Tensor* scale = nullptr;
+  const auto course = [&](Training& training) {
+    scale = &training.net()->register_buffer("scale", values_on_device({1}));
+    training.steps(6, {4});
+    *scale = *scale * 3;
+    training.steps(6, {4});
+  };
+  const auto loss = [&](Net& net, const Batch& batch) {
+    return StepOutput((net->forward(batch.input) * *scale - batch.target).square().mean());
+  };
+  compare(course, /*graphs=*/2, /*passes=*/2 * 4, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreRecordedAnewIfAPartIsRemoved) {
+  const auto course = [](Training& training) {
+    Layer adapter = training.net()->register_module("adapter", Layer(kFeatures, 1));
+    for (const at::Tensor& parameter : adapter->parameters()) {
+      parameter.requires_grad_(false);
+    }
+    training.steps(6, {4});
+    training.net()->unregister_module("adapter");
+    training.steps(6, {4});
+  };
+  const auto loss = [](Net& net, const Batch& batch) {
+    at::Tensor output = net->forward(batch.input);
+    if (const auto parts = net->named_children(); parts.contains("adapter")) {
+      output = output + parts["adapter"]->as<Layer>()->forward(batch.input);
+    }
+    return StepOutput((output - batch.target).square().mean());
+  };
+  compare(course, /*graphs=*/2, /*passes=*/2 * 4, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfRecordingTakesMoreThanItSaves) {
+  simulated::begin(1);
+  Training training(/*has_graphs=*/true, plain_loss);
+  CapturedStderr captured;
+  for (int i = 0; i < 7; ++i) {
+    training.steps(5, {4});
+    training.steps(5, {5});
+  }
+  EXPECT_THAT(captured.text(), HasSubstr("10 graphs were recorded and replayed only 20 times in all"));
+  EXPECT_EQ(training.graphs_made(), 10);
+  EXPECT_EQ(training.passes(), 10 * 4 + 4 * 5);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreNotConfusedByTheGraphsOfAnEarlierFit) {
+  const auto course = [](Training& training) {
+    training.steps(6, {4, 4});
+    training.begin_again();
+    training.steps(6, {4, 4});
+  };
+  compare(course, /*graphs=*/4, /*passes=*/2 * 6);
+}
+
+TEST(PassGraphsOnASimulatedDevice, TakeGradientsThatWereReplacedOrChanged) {
+  const auto course = [](Training& training) {
+    training.before_update = [&training] {
+      Net& net = training.net();
+      net->wide->weight.mutable_grad() = net->wide->weight.grad() * 0.5;
+      net->head->weight.mutable_grad().mul_(2);
+      net->head->bias.mutable_grad().reset();
+    };
+    training.steps(8, {4, 4});
+  };
+  compare(course, /*graphs=*/2, /*passes=*/6);
+}
+
+TEST(PassGraphsOnASimulatedDevice, ShareAParameterAsTheModuleDoes) {
+  const auto course = [](Training& training) {
+    training.net()->register_parameter("tied", training.net()->wide->weight);
+    training.steps(8, {4, 4});
+  };
+  const auto loss = [](Net& net, const Batch& batch) {
+    StepOutput output = plain_loss(net, batch);
+    output.loss = output.loss + at::linear(batch.input, net->named_parameters()["tied"]).square().mean();
+    return output;
+  };
+  compare(course, /*graphs=*/2, /*passes=*/6, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, GiveNoGradientToAParameterThatIsNotUsed) {
+  const auto course = [](Training& training) {
+    training.before_update = [&training] { EXPECT_FALSE(training.net()->head->weight.grad().defined()); };
+    training.steps(8, {4, 4});
+  };
+  const auto loss = [](Net& net, const Batch& batch) {
+    return StepOutput(net->wide->forward(batch.input).square().mean());
+  };
+  compare(course, /*graphs=*/2, /*passes=*/6, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, GiveMetricsThatAreViewsOfTheBatch) {
+  const auto loss = [](Net& net, const Batch& batch) {
+    StepOutput output = plain_loss(net, batch);
+    output.metrics.emplace_back("first", batch.target.select(0, 0).select(0, 0));
+    return output;
+  };
+  compare([](Training& training) { training.steps(8, {4, 4}); }, /*graphs=*/2, /*passes=*/6, loss);
+}
+
+// The gradient of an input is that of this micro-batch only.
+TEST(PassGraphsOnASimulatedDevice, LetAPassChangeItsBatch) {
+  const auto loss = [](Net& net, const Batch& batch) {
+    const at::Tensor target = batch.target.mul_(2);
+    batch.input.requires_grad_(true);
+    torch::autograd::backward({net->forward(batch.input).square().mean()});
+    const at::Tensor moved = batch.input.detach() + batch.input.grad();
+    return StepOutput((net->forward(moved) - target).square().mean());
+  };
+  compare([](Training& training) { training.steps(8, {4, 4}); }, /*graphs=*/2, /*passes=*/6, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, LeaveWhatATaskKeepsOfItsLastPass) {
+  at::Tensor last;
+  const auto course = [&](Training& training) {
+    training.before_update = [&] { training.note(last); };
+    training.steps(8, {4, 4});
+    last.reset();
+  };
+  const auto loss = [&](Net& net, const Batch& batch) {
+    last = net->forward(batch.input);
+    return StepOutput((last - batch.target).square().mean());
+  };
+  compare(course, /*graphs=*/2, /*passes=*/6, loss);
+}
+
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfATensorOfTheBatchIsNotOnTheDevice) {
+  for (const at::Tensor& field : {at::ones({2}), at::eye(2).to_sparse()}) {
+    const auto course = [&](Training& training) {
+      training.prepare = [&](Batch& batch) { batch.fields = {{"lengths", field}}; };
+      training.steps(6, {4});
+    };
+    EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6), HasSubstr("a tensor of the batch is on cpu"));
+  }
 }
 
 TEST(PassGraphsOnASimulatedDevice, AreGivenUpForAParameterThatNoOptimizerHas) {

@@ -244,6 +244,16 @@ class Simulator {
     return sum;
   }
 
+  /// That `stream` owns, also if it is free.
+  std::int64_t device_bytes(const StreamKey& stream) {
+    const std::lock_guard lock(mutex_);
+    std::int64_t sum = 0;
+    for (const auto& [data, block] : device_memory_) {
+      sum += block.stream == stream ? static_cast<std::int64_t>(block.bytes) : 0;
+    }
+    return sum;
+  }
+
   std::int64_t host_waits() {
     const std::lock_guard lock(mutex_);
     return host_waits_;
@@ -621,6 +631,7 @@ class Graph final : public DeviceGraph {
       generator.set_state(random);
       return simulator().end_recording();
     };
+    const std::int64_t before = simulator().device_bytes({kOfGraphs, memory_});
     simulator().begin_recording(stream, {kOfGraphs, memory_});
     try {
       work();
@@ -629,16 +640,19 @@ class Graph final : public DeviceGraph {
       throw;
     }
     kernels_ = end();
+    bytes_ = simulator().device_bytes({kOfGraphs, memory_}) - before;
   }
   void replay() override {
     for (const auto& kernel : kernels_) {
       launch(kernel);
     }
   }
+  std::int64_t bytes() const override { return bytes_; }
 
  private:
   const c10::StreamId memory_;
   Kernels kernels_{};
+  std::int64_t bytes_ = 0;
 };
 
 // Everything else waits, and runs on the CPU.

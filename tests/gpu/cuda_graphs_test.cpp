@@ -9,6 +9,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <lockstep/trainer/callbacks.h>
+#include <lockstep/trainer/monitors.h>
+
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
@@ -69,6 +75,26 @@ struct Way {
   MakeTask task = [] { return std::make_unique<SmallTask>(0.2, adamw({.lr = 0.001})); };
   std::string told = kReplayed;  ///< on a GPU
   bool freezes = false;
+  bool validates = false;  ///< with an average of the weights, while gradients are measured
+};
+
+/// The validation is in another mode than the training, and its loss is no random number.
+class ValidatingTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput validation_step(const Batch& batch) override { return training_step(batch); }
+};
+
+/// Looks for the direction in which its images are hard: the gradient of the input, by a backward of its own.
+class AdversarialTask final : public SmallTask {
+ public:
+  using SmallTask::SmallTask;
+  StepOutput training_step(const Batch& batch) override {
+    const at::Tensor images = batch.input.detach().requires_grad_(true);
+    torch::autograd::backward({at::cross_entropy_loss(net_->forward(images), batch.target)});
+    const at::Tensor harder = batch.input + 0.1 * images.grad().sign();
+    return at::cross_entropy_loss(net_->forward(harder), batch.target);
+  }
 };
 
 template <class Task>
@@ -102,6 +128,11 @@ std::vector<Way> ways() {
       {.name = "counts and metrics", .configure = accumulates, .task = with_dropout<CountingTask>()},
       {.name = "recomputed", .task = with_dropout<RecomputingTask>()},
       {.name = "a layer is frozen for some steps", .freezes = true},
+      {.name = "the gradient of the input", .configure = accumulates, .task = with_dropout<AdversarialTask>()},
+      {.name = "validates an average", .task = with_dropout<ValidatingTask>(), .validates = true},
+      {.name = "validates the average of an optimizer",
+       .task = [] { return std::make_unique<ValidatingTask>(0.2, OptimizerSpec{schedule_free_adamw({.lr = 0.001})}); },
+       .validates = true},
       {.name = "the host waits", .task = with_dropout<WaitingTask>(), .told = "with the same results: "},
       {.name = "the host waits in an accumulation",
        .configure = accumulates,
@@ -116,6 +147,9 @@ TrainConfig config_of(const Way& way, ComputeSetup where, bool has_graphs) {
   TrainConfig config = in_memory({.deterministic = Determinism::on, .max_epochs = 0, .max_steps = 24, .batch_size = 8});
   config.compute_setup = where;
   config.cuda_graphs = has_graphs;
+  if (way.validates) {
+    config.validate.every_steps = 7;
+  }
   way.configure(config);
   return config;
 }
@@ -138,7 +172,17 @@ std::vector<at::Tensor> results_of(const Way& way, const TrainConfig& config) {
       context.module.named_parameters()["wide.weight"].requires_grad_(context.state.step % 16 == 0);
     }
   }));
-  trainer.fit(*task, data);
+  DataLoader held_out(small_images(20), session.plan.loader, session.world);
+  if (way.validates) {
+    trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9}));
+    trainer.add(std::make_shared<GradientMonitor>(GradientMonitorOptions{.every_steps = 5}));
+  }
+  const FitResult fitted = trainer.fit(*task, data, way.validates ? &held_out : nullptr);
+  for (const auto& [name, value] : fitted.metrics) {
+    if (name == "val_loss") {
+      results.push_back(at::tensor(value, at::kDouble));
+    }
+  }
   for (const auto& tensors : {task->module().parameters(), task->module().buffers()}) {
     results.insert(results.end(), tensors.begin(), tensors.end());
   }

@@ -71,7 +71,8 @@ void tell_times(const RunTimes& times, const TrainConfig& config, World& world, 
   }
   // A GPU may have work while its host waits for data.
   const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
-  for (const auto& advice : {on_data, times.host.advice_on_saves()}) {
+  const auto on_calls = on_data ? std::nullopt : advice_on_calls(times.waits_for_calls);
+  for (const auto& advice : {on_data, on_calls, times.host.advice_on_saves()}) {
     if (advice) {
       log_info(*advice);
     }
@@ -79,6 +80,16 @@ void tell_times(const RunTimes& times, const TrainConfig& config, World& world, 
 }
 
 }  // namespace
+
+std::optional<std::string> advice_on_calls(double share) {
+  if (share <= 0.5) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "the GPU waited for the calls of the host in {:.0f} % of the steps: with --cuda_graphs true a "
+      "forward and backward is one call",
+      100 * share);
+}
 
 std::string describe_end(const RunEnd& end) {
   const std::string where = fmt::format("step {}, epoch {}", end.step, end.epoch);

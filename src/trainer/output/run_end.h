@@ -45,7 +45,11 @@ struct RunTimes {
   TimeShares host;
   std::optional<TimeShares> gpu{};  ///< of the steps that were measured, if any
   bool one_reader = false;          ///< of the data of the training; see BatchSource
+  double waits_for_calls = 0;       ///< share of the steps: DeviceClock::close_steps; 0: CUDA graphs cannot change it
 };
+
+/// What to do if the GPU waited for the calls of the host in most steps. `share`: of the steps.
+std::optional<std::string> advice_on_calls(double share);
 
 /// Into the log of events, the files of metrics and the console. `epoch`: that of the last step, from 1.
 void tell_end(const FitResult& result, std::int64_t epoch, const RunTimes& times, const TrainConfig& config,

@@ -105,6 +105,7 @@ class Training {
   }
   void update() {
     optimizer().finish();
+    optimizer().grad_norm();  // as for clipping; the gradients must not be kept for it until the next one
     optimizer().set_lr({});
     optimizer().step();
   }

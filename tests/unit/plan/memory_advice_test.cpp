@@ -71,6 +71,14 @@ TEST(MemoryAdvice, IsAboutBatchesThatWaitIfADataSetFailed) {
   EXPECT_EQ(memory_advice({.in_data_set = true}, plan), memory_advice({}, plan)) << "then no batch waits";
 }
 
+TEST(MemoryAdvice, NamesTheMemoryOfGraphs) {
+  Plan plan = plan_of(8, 1, 1, 8, /*gpu=*/true);
+  const OutOfMemory facts{.device = {.gpu = true}};
+  EXPECT_THAT(memory_advice(facts, plan), Not(HasSubstr("--cuda_graphs")));
+  plan.config.cuda_graphs = true;
+  EXPECT_THAT(memory_advice(facts, plan), HasSubstr("; or leave out --cuda_graphs: a graph keeps its memory"));
+}
+
 TEST(MemoryAdvice, NamesWhoElseIsOnTheGpuAndAWayAround) {
   const Plan plan = plan_of(8, 1, 2, 16, /*gpu=*/true);
   OutOfMemory facts{.device = {.gpu = true, .index = 1},

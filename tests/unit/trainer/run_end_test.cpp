@@ -44,6 +44,14 @@ TEST(RunEnd, SaysWhichCommandContinuesTheRun) {
   EXPECT_EQ(text(config), "stopped at step 20, epoch 2: SIGTERM; nothing is saved");
 }
 
+TEST(RunEnd, AdvisesGraphsIfTheGpuMostlyWaitedForTheHost) {
+  EXPECT_THAT(advice_on_calls(0.934),
+              testing::Optional(testing::StartsWith("the GPU waited for the calls of the host in 93 % of the steps: "
+                                                    "with --cuda_graphs true")));
+  EXPECT_EQ(advice_on_calls(0.5), std::nullopt);
+  EXPECT_EQ(advice_on_calls(0), std::nullopt);
+}
+
 TEST(RunEnd, NamesTheLimitThatEndedTheRun) {
   const TrainConfig config{.run_dir = "runs/a"};
   const Plan plan{.config = config, .asked = config};
