@@ -316,7 +316,7 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
       });
     });
   }
-  const bool is_first = std::exchange(first_backward_, false);
+  first_backward_ = false;
   try {
     with_peers(ddp_.world_, "gradient all-reduce", [&] {
       torch::autograd::backward(roots, gradients);
@@ -328,9 +328,6 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
     waiting_.reset();
     explain_second_gradient(error);
     throw;
-  }
-  if (ddp_.options_.static_graph && is_first) {
-    reducer_->prepare_for_forward();  // it would count the uses of parameters in a backward of another optimizer too
   }
   waiting_.reset();
   ddp_.progress_.end();
@@ -384,14 +381,16 @@ void DdpOptimizer::check_all_used() const {
       }
     }
     std::ranges::reverse(names);
-    throw Error(names.empty()
-                    ? fmt::format("the gradients of the last backward were not reduced on rank {}", ddp_.world_.rank())
-                    : fmt::format("the last backward of the step did not reach {} of {} parameters on rank {}: {}",
-                                  names.size(), parameters_.size(), ddp_.world_.rank(), join_first(names, 10)),
-                ddp_.options_.static_graph
-                    ? "run one backward per forward; the graph must not change under --dist.static_graph"
-                    : "if micro-batches use different parts of the model, as with a head for each loader, set "
-                      "--dist.find_unused_parameters true");
+    throw Error(
+        names.empty()
+            ? fmt::format("the gradients of the last backward were not reduced on rank {}", ddp_.world_.rank())
+            : fmt::format("the last backward of the step did not reach {} of {} parameters on rank {}: {}",
+                          names.size(), parameters_.size(), ddp_.world_.rank(), join_first(names, 10)),
+        ddp_.options_.static_graph
+            ? "run one backward per forward; under --dist.static_graph the graph must not change, and no loss of "
+              "another optimizer may reach these parameters"
+            : "if micro-batches use different parts of the model, as with a head for each loader, set "
+              "--dist.find_unused_parameters true");
   }
 }
 

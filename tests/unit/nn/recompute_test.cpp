@@ -450,7 +450,6 @@ std::vector<Ranks> all_ranks() {
     add("tied_accumulation", {.micro_batches = 2, .ties_weights = true});
     add("accumulation", {.micro_batches = 2});
     add("two_optimizers", {.count = 3, .has_two_optimizers = true});
-    add("two_optimizers_static_graph", {.options = {.static_graph = true}, .has_two_optimizers = true});
     add("compression", {.options = {.compression = GradCompression::fp16}});
     add("compression_static_graph", {.options = {.static_graph = true, .compression = GradCompression::fp16}});
     add("hook", {.hook = mean_in_two_parts});
