@@ -202,7 +202,7 @@ constexpr ForeignName kRows[] = {
     {"experiment_name exp_name", "use --run_name NAME", "run_name"},
     {"create_subfolder_per_run", "use --run_dir runs/{time} for another directory at each start"},
     {"config_path config_file config_name cfg preset_path", "use --config FILE"},
-    {"config_value", "write the setting itself as a flag: --KEY VALUE"},
+    {"config_value", "write each setting as a flag of its own, such as --optim.lr 1e-4"},
     {"callback_path command_path",
      "the program adds its callbacks; lockstep ctl RUN asks a running training to save, validate, report or stop"},
     {"log_every_n_steps logging_steps log_interval log_every print_every print_freq write_every",
