@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The launchers that tests/integration/launchers_test.cpp starts, what tests/structure checks layout and scripts with, the decoders of
-# image_folder(), what packs and checks in tests/package, and what makes the manual.
-lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 shellcheck libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf groff-base mkdocs mkdocs-material"
+# image_folder(), what packs and checks in tests/package, what makes the manual, and a shell that completes.
+lockstep_optional_packages="openmpi-bin mpich slurm-wlm munge iproute2 clang-format-14 shellcheck libspng-dev libturbojpeg0-dev dpkg-dev lintian pkgconf groff-base mkdocs mkdocs-material zsh"
 # shellcheck source=cmake/setup.sh
 source cmake/setup.sh
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/base/file_system.h>
 #include <lockstep/storage/checkpoint_dir.h>
@@ -55,18 +56,34 @@ std::vector<std::string> flags(int ranks) {
           "skip"};
 }
 
-/// The number of steps that spike.policy skip left out.
-std::size_t skipped_steps(const std::filesystem::path& run) {
+/// The number of events about spikes and values that are not finite.
+std::size_t anomalies(const std::filesystem::path& run) {
   const auto lines = read_lines(run / "events.jsonl");
-  return static_cast<std::size_t>(std::ranges::count_if(
-      lines, [](const std::string& line) { return line.find("\"skipped\":true") != std::string::npos; }));
+  return static_cast<std::size_t>(std::ranges::count_if(lines, [](const std::string& line) {
+    const auto event = nlohmann::json::parse(line)["event"];
+    return event == "spike" || event == "skipped" || event == "rollback";
+  }));
+}
+
+/// name -> step -> text of the value, of metrics that a resumed run must have as well.
+std::map<std::string, std::map<std::int64_t, std::string>> metrics_of(const std::filesystem::path& run) {
+  std::map<std::string, std::map<std::int64_t, std::string>> metrics;
+  for (const std::string& line : read_lines(run / "metrics.jsonl")) {
+    const auto row = nlohmann::json::parse(line);
+    for (const char* name : {"loss", "epoch_loss", "loss_smoothed", "error", "grad_norm/b.weight"}) {
+      if (row.contains(name)) {
+        metrics[name][row["step"].get<std::int64_t>()] = row[name].dump();
+      }
+    }
+  }
+  return metrics;
 }
 
 struct Trained {
   int ranks = 1;
   std::vector<std::string> more{};
   std::string name{};
-  std::size_t more_files = 0;  ///< of state in a checkpoint
+  int more_files = 0;  ///< of state in a checkpoint; -1: the last values of the loss are not kept
 };
 
 class StopsAfterEveryStep : public testing::TestWithParam<Trained> {};
@@ -77,13 +94,12 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   const TempDir dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "straight", all_flags)).code, 0);
   const auto straight = final_state(dir.path() / "straight");
-  ASSERT_EQ(straight.size(), 4U + static_cast<std::size_t>(ranks) +
-                                 GetParam().more_files);  // model, optimizer, report, generators; name
+  const int files = 4 + ranks + GetParam().more_files;  // model, optimizer, report, generators; name
+  ASSERT_EQ(straight.size(), static_cast<std::size_t>(files));
   ASSERT_EQ(straight.at("name"), "step-0000000063");
-  const auto losses = metric(dir.path() / "straight", "loss");
-  const auto epochs = metric(dir.path() / "straight", "epoch_loss");
-  ASSERT_EQ(epochs.size(), 3U);
-  EXPECT_GT(skipped_steps(dir.path() / "straight"), 0U);
+  const auto metrics = metrics_of(dir.path() / "straight");
+  ASSERT_EQ(metrics.at("epoch_loss").size(), 3U);
+  EXPECT_GT(anomalies(dir.path() / "straight"), 0U);
 
   const int stride = rounds(0) > 0 ? 1 : 9;
   const auto result =
@@ -94,9 +110,8 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   Sweep sweep(fmt::format("stops, {} ranks{}", ranks, GetParam().name));
   for (int stop = 1; stop < kSteps; stop += stride) {
     const auto run = dir.path() / "run" / fmt::format("stop_{}", stop);
-    const bool same = final_state(run) == straight && metric(run, "loss") == losses &&
-                      metric(run, "epoch_loss") == epochs &&
-                      skipped_steps(run) == skipped_steps(dir.path() / "straight");
+    const bool same = final_state(run) == straight && metrics_of(run) == metrics &&
+                      anomalies(run) == anomalies(dir.path() / "straight");
     EXPECT_TRUE(same) << "after step " << stop;
     sweep.count(same);
   }
@@ -111,13 +126,23 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   EXPECT_FALSE(final_state(control) == straight);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, StopsAfterEveryStep,
-                         testing::Values(Trained{1}, Trained{2}, Trained{4}, Trained{4, {"--backend", "gloo"}, "_gloo"},
-                                         Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"},
-                                         Trained{2, {"--callbacks", "--validate.every_steps", "4"}, "_callbacks", 1},
-                                         Trained{2, {"--optimizer", "adamw", "--dist.shard_optimizer"}, "_sharded"},
-                                         Trained{2, {"--precision", "fp16_mixed"}, "_fp16_mixed"}),
-                         [](const auto& test) { return std::to_string(test.param.ranks) + test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, StopsAfterEveryStep,
+    testing::Values(
+        Trained{1}, Trained{2}, Trained{4}, Trained{4, {"--backend", "gloo"}, "_gloo"},
+        Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"},
+        Trained{2, {"--callbacks", "--validate.every_steps", "4"}, "_callbacks", 1},
+        Trained{2, {"--optimizer", "adamw", "--dist.shard_optimizer"}, "_sharded"},
+        Trained{2, {"--precision", "fp16_mixed"}, "_fp16_mixed"},
+        Trained{
+            2, {"--broken_sample", "17", "--optim.non_finite", "skip", "--spike.z_score", "0"}, "_not_finite_skip", -1},
+        Trained{2,
+                {"--broken_sample", "17", "--optim.non_finite", "rollback", "--spike.z_score", "0"},
+                "_not_finite_rollback",
+                -1},
+        Trained{2, {"--loud_sample", "17", "--spike.z_score", "20", "--spike.policy", "rollback"}, "_spike_rollback"},
+        Trained{2, {"--loud_sample", "17", "--spike.z_score", "20", "--spike.policy", "lower_lr"}, "_spike_lower_lr"}),
+    [](const auto& test) { return std::to_string(test.param.ranks) + test.param.name; });
 
 /// Step -> ids over all ranks, in the order of the global batch. A repeated step has the same ids.
 std::map<std::int64_t, std::vector<std::int64_t>> read_ledger(const std::filesystem::path& folder, int ranks) {

@@ -51,9 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"),
                          [](const auto& test) { return test.param; });
 
 TEST(PythonTensorboard, ReadsTheEventFilesOfAResumedRun) {
-  const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(Requirements().that(!python.empty() && run_program({python, "-c", "import tensorboard"}).code == 0,
-                                       "no Python with the package tensorboard beside the LibTorch at " LIBTORCH_DIR));
+  const std::string python = python_with("tensorboard", PARITY_DIR);
+  LOCKSTEP_REQUIRE(Requirements().that(std::filesystem::exists(python), python));
   const TempDir dir;
   for (const char* steps : {"20", "50"}) {  // the first attempt reports a step that the second one reports again
     const auto trained = run_program(

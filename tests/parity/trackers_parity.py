@@ -3,8 +3,8 @@
 
     trackers_parity.py TRACKER PROGRAM WORK
 
-PROGRAM is examples/02_multi_device. The tracker's package is installed into a cached environment of its own. If that is not
-possible, a line that begins with SKIPPED says why.
+PROGRAM is examples/02_multi_device. cached_packages.py installs the tracker's package; if that is not possible, a line that
+begins with SKIPPED says why.
 """
 
 import json
@@ -18,33 +18,10 @@ import subprocess
 import sys
 import time
 
+from cached_packages import python_with
+
 INTERRUPTED = 130  # ExitCode::interrupted
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PACKAGES = {
-    "wandb": ["wandb==0.31.0"],
-    "mlflow": ["mlflow-skinny==3.17.2", "sqlalchemy", "alembic"],
-    "aim": ["aim==3.29.1"],
-}
-
-
-def environment_of(tracker):
-    """The Python of an environment with the packages of the tracker."""
-    packages = PACKAGES[tracker]
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "lockstep")
-    folder = cache / packages[0].replace("==", "-")
-    python, complete = folder / "bin/python", folder / "complete"
-    if not complete.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        for command in ([sys.executable, "-m", "venv", folder],
-                        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
-                         "--prefer-binary", "--retries", "1", *packages]):
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if done.returncode != 0:
-                shutil.rmtree(folder, ignore_errors=True)
-                print(f"SKIPPED: cannot install {', '.join(packages)}: {done.stdout.strip().splitlines()[-1]}")
-                sys.exit(0)
-        complete.touch()
-    return python
 
 
 def train(program, tracker, command, work, environment):
@@ -144,7 +121,7 @@ def main():
         check(*{"wandb": read_wandb, "mlflow": read_mlflow, "aim": read_aim}[sys.argv[2]]())
         return
     tracker, program, work = sys.argv[1], pathlib.Path(sys.argv[2]).resolve(), pathlib.Path(sys.argv[3]).resolve()
-    python = environment_of(tracker)
+    python = python_with(tracker)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     environment = os.environ | {"HOME": str(work), "WANDB_MODE": "offline", "MLFLOW_DISABLE_TELEMETRY": "true"}

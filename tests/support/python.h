@@ -1,8 +1,11 @@
-// Python environment of a LibTorch wheel.
+// Python environments: that of a LibTorch wheel, and those with packages that only tests need.
 #pragma once
 
 #include <filesystem>
 #include <string>
+
+#include "base/text.h"
+#include "support/process.h"
 
 namespace lockstep {
 
@@ -15,5 +18,12 @@ inline std::string find_beside_torch(const std::filesystem::path& torch, const s
 }
 inline std::string find_torchrun(const std::filesystem::path& torch) { return find_beside_torch(torch, "torchrun"); }
 inline std::string find_python(const std::filesystem::path& torch) { return find_beside_torch(torch, "python3"); }
+
+/// The Python that has the packages `name` of cached_packages.py in the folder `scripts`; otherwise why they are
+/// missing.
+inline std::string python_with(const std::string& name, const std::string& scripts) {
+  const auto found = run_program({scripts + "/cached_packages.py", name}, {}, ".", Process::Seconds(300));
+  return std::string(trim(found.code == 0 ? found.out : found.err));
+}
 
 }  // namespace lockstep

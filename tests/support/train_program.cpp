@@ -21,6 +21,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/lockstep.h>
+#include <lockstep/metrics/regression.h>
 #include <lockstep/trainer/monitors.h>
 
 namespace {
@@ -44,8 +45,10 @@ struct Options {
   bool noise = true;
   bool fp64 = false;
   std::string optimizer = "adamw";
-  bool callbacks = false;  // those with a state: averages, plateau, early stopping; and a frozen layer
-  std::string ledger;      // directory in which every rank records the samples of each step
+  bool callbacks = false;  // with a state: averages, plateau, early stopping, monitors, a metric; and a frozen layer
+  std::int64_t broken_sample = -1;  // its target is NaN
+  std::int64_t loud_sample = -1;    // its target is large
+  std::string ledger;               // directory in which every rank records the samples of each step
   std::int64_t stops = 0;  // instead of one run: for each step up to this one, a run that stops there and is resumed
   std::int64_t stride = 1;
   std::int64_t fail_step = -1;
@@ -144,8 +147,8 @@ class Failure {
 // Sample i is a function of i, with noise that depends on (seed, epoch, sample) only.
 class Points final : public lockstep::Dataset {
  public:
-  Points(bool noise, at::ScalarType dtype, std::function<void()> before)
-      : noise_(noise), dtype_(dtype), before_(std::move(before)) {}
+  Points(const Options& options, bool noise, std::function<void()> before)
+      : options_(options), noise_(noise), dtype_(dtype_of(options)), before_(std::move(before)) {}
   std::int64_t size() const override { return kSize; }
   lockstep::Batch get(std::span<const std::int64_t> ids, const lockstep::SampleSeed& seed) const override {
     before_();
@@ -154,10 +157,19 @@ class Points final : public lockstep::Dataset {
       const double shift = noise_ ? static_cast<double>(seed(ids[row]) % 1000) * 1e-4 : 0.0;
       x[static_cast<std::int64_t>(row)].copy_(at::sin(at::arange(10) * 0.3 + static_cast<double>(ids[row]) + shift));
     }
-    return {.input = x, .target = x.sum(1, true).tanh()};
+    const auto target = x.sum(1, true).tanh();
+    for (std::size_t row = 0; row < ids.size(); ++row) {
+      if (ids[row] == options_.broken_sample) {
+        target[static_cast<std::int64_t>(row)].fill_(std::numeric_limits<double>::quiet_NaN());
+      } else if (ids[row] == options_.loud_sample) {
+        target[static_cast<std::int64_t>(row)].fill_(100);
+      }
+    }
+    return {.input = x, .target = target};
   }
 
  private:
+  Options options_;
   bool noise_;
   at::ScalarType dtype_;
   std::function<void()> before_;
@@ -183,7 +195,11 @@ struct Regression final : lockstep::Task {
         ++forwards > options.fail_step) {
       kFailures.at("memory")();
     }
-    auto loss = at::mse_loss(net->forward(batch.input), batch.target);
+    const auto output = net->forward(batch.input);
+    if (options.callbacks) {
+      error.update(output.detach(), batch.target);
+    }
+    auto loss = at::mse_loss(output, batch.target);
     if (loss.requires_grad() && failure.is_due("backward")) {
       loss.register_hook([how = options.fail](const at::Tensor&) { kFailures.at(how)(); });
     }
@@ -192,6 +208,10 @@ struct Regression final : lockstep::Task {
   lockstep::StepOutput validation_step(const lockstep::Batch& batch) override {
     failure.reach("validation");
     return at::mse_loss(net->forward(batch.input), batch.target);
+  }
+  std::vector<lockstep::metrics::NamedMetric> metrics() override {
+    return options.callbacks ? std::vector<lockstep::metrics::NamedMetric>{{"error", error}}
+                             : std::vector<lockstep::metrics::NamedMetric>{};
   }
   void optimize(lockstep::Step& step) override {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.work_ms));
@@ -220,6 +240,7 @@ struct Regression final : lockstep::Task {
   lockstep::World& world;
   Failure& failure;
   Net net;
+  lockstep::metrics::MeanAbsoluteError error;
   std::ofstream ledger;
   std::int64_t forwards = 0;
 };
@@ -271,8 +292,8 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
            lockstep::Trainer trainer) {
   at::manual_seed(plan.config.seed);
   Regression task(options, world, failure);
-  const auto train_set = std::make_shared<Points>(options.noise, dtype_of(options), [&] { failure.reach("data"); });
-  const auto validation_set = std::make_shared<Points>(false, dtype_of(options), [] {});
+  const auto train_set = std::make_shared<Points>(options, options.noise, [&] { failure.reach("data"); });
+  const auto validation_set = std::make_shared<Points>(options, /*noise=*/false, [] {});
   lockstep::DataLoader data(train_set, plan.loader, world);
   lockstep::DataLoader validation(validation_set, plan.eval_loader, world);
   if (plan.config.report.tensorboard) {
@@ -287,7 +308,9 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
         .add(
             std::make_shared<lockstep::ReduceOnPlateau>(lockstep::ReduceOnPlateauOptions{.factor = 0.5, .patience = 1}))
         .add(std::make_shared<lockstep::EarlyStopping>(lockstep::EarlyStoppingOptions{.patience = 100}))
-        .add(std::make_shared<lockstep::FreezeUntil>("a.*", 2));
+        .add(std::make_shared<lockstep::FreezeUntil>("a.*", 2))
+        .add(std::make_shared<lockstep::SmoothedMetric>("loss"))
+        .add(std::make_shared<lockstep::GradientMonitor>(lockstep::GradientMonitorOptions{.every_steps = 2}));
   }
   if (options.fail_in.starts_with("callback")) {
     trainer.add(std::make_shared<Everywhere>(failure));
@@ -358,7 +381,10 @@ int main(int argc, char** argv) {
       .add("stops", &options.stops, "a run for each step up to this one that stops there and is resumed")
       .add("stride", &options.stride, "between these steps")
       .add("optimizer", &options.optimizer, "adamw or sgd")
-      .add("callbacks", &options.callbacks, "average, plateau, early stopping, and a layer that is frozen for an epoch")
+      .add("callbacks", &options.callbacks,
+           "average, plateau, early stopping, monitors, a metric, and a layer that is frozen")
+      .add("broken_sample", &options.broken_sample, "sample whose target is NaN")
+      .add("loud_sample", &options.loud_sample, "sample whose target is large")
       .add("ledger", &options.ledger, "folder for the samples that each rank saw")
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_step", &options.fail_step, "how often the phase is passed before it fails")

@@ -251,6 +251,7 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--trainer.gradient_clip_val=1"}, "use --optim.max_grad_norm"},
       {{"--trainer.max_epochs=1"}, "did you mean --max_epochs?"},
       {{"--config-path", "a.json"}, "use --config FILE"},
+      {{"--config-value=epochs=3"}, "write each setting as a flag of its own"},
       {{"--gradient_checkpointing"}, "call lockstep::recompute"},
       {{"--learning_rate_min_factor=0"}, "use --optim.schedule cosine:to=0.1"},
       {{"--tensorboard_port=6006"}, "start TensorBoard yourself"},

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -332,6 +333,15 @@ TrainConfig input_config(SpikePolicy policy) {
   return config;
 }
 
+/// One sample of 480 has a number that is not finite in its input.
+std::shared_ptr<Dataset> broken_data(std::int64_t id, double value) {
+  std::vector<std::int64_t> ids(480);
+  std::iota(ids.begin(), ids.end(), 0);
+  const Batch all = tiny_data(std::ssize(ids))->get(ids, {});
+  all.input[id][2].fill_(value);
+  return tensor_dataset(all.input, all.target);
+}
+
 /// Parameters and optimizer state at the end of a run.
 NamedTensors state_after(int ranks, const TrainConfig& config,
                          const std::function<std::unique_ptr<Task>(const World&)>& make,
@@ -478,7 +488,8 @@ class TwoPartsTask final : public Task {
       for (const Batch& batch : step.batches()) {
         const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
           const at::Tensor loss = at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target);
-          return loss * now.steep - (loss * (now.steep - 1)).detach() + now.added;
+          loss.register_hook([&now](const at::Tensor& gradient) { return gradient * now.steep; });
+          return loss + now.added;
         });
         optimizer.backward(out);
         if (i == 0) {
@@ -561,16 +572,22 @@ class ActionRecorder final : public Callback {
 
 // One rank alone has the anomaly, in step 27, whose number after it is 28; a report follows step 30.
 TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  enum class Where { loss, gradient, inputs };  // the gradient alone, or one number of the inputs
   struct Case {
     NonFinitePolicy non_finite = NonFinitePolicy::stop;
     std::optional<SpikePolicy> spike{};
     std::size_t optimizer = 0;  // that of the reported loss is the first
-    bool inputs = false;        // of the inputs, else of the loss
+    Where where = Where::loss;
+    double value = kNan;  // without a spike
+    DataConfig data{};
     std::vector<std::string> actions{};
   };
   const std::vector<std::string> nothing;
   const std::vector<std::string> failure{"failure after step 30"};
   const std::vector<std::string> skip{"skips step 28"};
+  const std::vector<std::string> skip_both{"skips step 28", "back from step 28 to 27"};  // no weight changes
   const std::vector<std::string> back{"back from step 30 to 25"};
   const std::vector<Case> cases{
       {.non_finite = NonFinitePolicy::stop, .actions = failure},
@@ -584,29 +601,64 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       {.spike = SpikePolicy::skip, .optimizer = 1, .actions = skip},
       {.spike = SpikePolicy::lower_lr, .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .actions = back},
-      {.spike = SpikePolicy::stop, .inputs = true, .actions = failure},
-      {.spike = SpikePolicy::warn, .inputs = true, .actions = nothing},
-      {.spike = SpikePolicy::skip, .inputs = true, .actions = {"skips step 28", "back from step 28 to 27"}},
-      {.spike = SpikePolicy::lower_lr, .inputs = true, .actions = {"another rate in step 31"}},
-      {.spike = SpikePolicy::rollback, .inputs = true, .actions = back},
+      {.spike = SpikePolicy::stop, .where = Where::inputs, .actions = failure},
+      {.spike = SpikePolicy::warn, .where = Where::inputs, .actions = nothing},
+      {.spike = SpikePolicy::skip, .where = Where::inputs, .actions = skip_both},
+      {.spike = SpikePolicy::lower_lr, .where = Where::inputs, .actions = {"another rate in step 31"}},
+      {.spike = SpikePolicy::rollback, .where = Where::inputs, .actions = back},
+      {.non_finite = NonFinitePolicy::stop, .value = kInfinity, .actions = failure},
+      {.non_finite = NonFinitePolicy::warn, .value = -kInfinity, .actions = nothing},
+      {.non_finite = NonFinitePolicy::skip, .value = kInfinity, .actions = skip},
+      {.non_finite = NonFinitePolicy::rollback, .value = -kInfinity, .actions = back},
+      {.non_finite = NonFinitePolicy::stop, .where = Where::gradient, .actions = failure},
+      {.non_finite = NonFinitePolicy::warn, .where = Where::gradient, .actions = nothing},
+      {.non_finite = NonFinitePolicy::skip, .where = Where::gradient, .actions = skip},
+      {.non_finite = NonFinitePolicy::skip,
+       .optimizer = 1,
+       .where = Where::gradient,
+       .value = kInfinity,
+       .actions = skip},
+      {.non_finite = NonFinitePolicy::rollback, .where = Where::gradient, .value = kInfinity, .actions = back},
+      {.non_finite = NonFinitePolicy::stop, .where = Where::inputs, .actions = failure},
+      {.non_finite = NonFinitePolicy::warn, .where = Where::inputs, .actions = nothing},
+      {.non_finite = NonFinitePolicy::skip, .where = Where::inputs, .actions = skip_both},
+      {.non_finite = NonFinitePolicy::rollback, .where = Where::inputs, .value = kInfinity, .actions = back},
+      {.where = Where::inputs, .data = {.check_finite = true}, .actions = {"failure after step 27"}},
+      {.where = Where::inputs,
+       .value = kInfinity,
+       .data = {.max_bad_samples = 1, .check_finite = true},
+       .actions = nothing},
   };
   const CapturedStderr silent;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const int ranks : {1, 2, 4}) {
       const Case& c = cases[i];
       const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
-      TrainConfig config = c.inputs ? input_config(policy) : spiking_config(policy);
+      TrainConfig config = c.where == Where::inputs ? input_config(policy) : spiking_config(policy);
       config.global_batch_size = 8;
       config.accumulation = 2;
       config.max_steps = 33;
       config.optim.non_finite = c.non_finite;
-      config.spike.z_score = c.spike ? config.spike.z_score : 0;
+      config.data = c.data;
+      if (!c.spike) {
+        config.spike = {};
+      }
+      constexpr std::int64_t kSample = 27 * 8 + 5;
+      std::shared_ptr<Dataset> samples = tiny_data(60);
+      if (c.where == Where::inputs) {
+        samples = c.spike ? noisy_data({kSample}) : broken_data(kSample, c.value);
+      }
       std::vector<std::vector<std::string>> actions(static_cast<std::size_t>(ranks));
       thread_world(ranks, [&](World& world) {
         const Plan plan = plan_for(ranks, config);
-        const bool is_here = world.rank() == ranks / 2 && !c.inputs;
-        TwoPartsTask task({.which = c.optimizer, .added = !is_here ? 0 : c.spike ? 1000 : std::nan("")});
-        DataLoader data(c.inputs ? noisy_data({27 * 8 + 5}) : tiny_data(60), plan.loader, world);
+        TwoPartsTask::Options options{.which = c.optimizer};
+        if (world.rank() == ranks / 2 && c.where == Where::loss) {
+          options.added = c.spike ? 1000 : c.value;
+        } else if (world.rank() == ranks / 2 && c.where == Where::gradient) {
+          options.steep = c.value;
+        }
+        TwoPartsTask task(options);
+        DataLoader data(samples, plan.loader, world);
         const auto recorder = std::make_shared<ActionRecorder>();
         Trainer trainer(plan, world);
         trainer.add(recorder);
