@@ -138,7 +138,7 @@ TEST(StopRequest, EndsTheWaitForAStreamAndIsResumedExactly) {
   for (const int ranks : {1, 2}) {
     const TempDir dir;
     std::vector<at::Tensor> straight;
-    for (const std::string run : {"straight", "stopped", "stopped again"}) {
+    for (const std::string run : {"straight", "stopped", "resumed"}) {
       thread_world(ranks, [&](World& world) {
         TrainConfig config{.compute_setup = ComputeSetup::cpu,
                            .max_steps = 8,
