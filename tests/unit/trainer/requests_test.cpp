@@ -1,5 +1,6 @@
 // Requests to stop and to save: who gets them, when, and how often.
 #include <functional>
+#include <future>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -112,6 +113,60 @@ TEST(SaveRequest, IsHeldUntilAReductionAndActedOnOnce) {
         }));
         trainer.fit(task, data);
         ASSERT_THAT(saved, ElementsAre(asked_after < 4 ? 4 : 8, 17)) << ranks << " ranks, after " << asked_after;
+      });
+    }
+  }
+}
+
+// 40 samples of each rank; from `pause` on they come when the gate is open.
+std::unique_ptr<Stream> pausing_stream(std::int64_t pause, std::promise<void>& gate) {
+  return sample_stream(
+      [pause, open = gate.get_future().share()](std::int64_t, int rank, int) -> SampleSource {
+        return [pause, open, rank, i = 0]() mutable -> std::optional<Batch> {
+          if (i == pause) {
+            open.wait();
+          }
+          const auto x = at::sin(at::arange(4, at::kFloat) + 0.37 * (100 * rank + i));
+          return i++ < 40 ? std::optional<Batch>(Batch{.input = x, .target = x.sum(0, true)}) : std::nullopt;
+        };
+      },
+      {}, [&gate] { gate.set_value(); });
+}
+
+// The last rank is asked after its third step, while the first rank has no data for the fifth.
+TEST(StopRequest, EndsTheWaitForAStreamAndIsResumedExactly) {
+  for (const int ranks : {1, 2}) {
+    const TempDir dir;
+    std::vector<at::Tensor> straight;
+    for (const std::string run : {"straight", "stopped", "resumed"}) {
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config{.compute_setup = ComputeSetup::cpu,
+                           .max_steps = 8,
+                           .global_batch_size = 4 * ranks,
+                           .run_dir = dir.path() / (run == "straight" ? "a" : "b")};
+        config.batch_size = 2;
+        config.checkpoint.async = false;
+        const Plan plan = plan_for(ranks, config);
+        const bool stops = run == "stopped";
+        std::promise<void> gate;
+        TinyTask task;
+        DataLoader data(pausing_stream(stops && world.rank() == 0 ? 18 : -1, gate), plan.loader, world);
+        Trainer trainer(plan, world);
+        trainer.add(at_stage(Stage::step_end, [&](const StageContext& context) {
+          if (stops && context.state.step == 3 && world.rank() == ranks - 1) {
+            context.control.request_stop("the test", StopKind::terminate);
+          }
+        }));
+        const FitResult result = trainer.fit(task, data);
+        ASSERT_EQ(result.stop, stops ? StopKind::terminate : StopKind::none);
+        ASSERT_EQ(result.state.step, stops ? 3 : 8);
+        if (world.is_main() && run == "straight") {
+          straight = weights_of(task);
+        } else if (world.is_main() && !stops) {
+          for (std::size_t i = 0; i < straight.size(); ++i) {
+            ASSERT_TRUE(weights_of(task)[i].equal(straight[i])) << ranks << " ranks";
+          }
+        }
       });
     }
   }
