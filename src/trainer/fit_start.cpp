@@ -300,8 +300,10 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   resumed_ = true;
   steps_at_start_ = state_.step;
   monitor_is_known_ = checkpoints_.best().has_value();
+  Metrics measured = metrics_of(origin->contents);
+  reports_.restore_last(measured);
   if (place_.validation_is_due) {
-    reports_.restore_step(metrics_of(origin->contents));
+    reports_.restore_step(std::move(measured));
   }
   checkpoints_.begin_at(state_.step, *origin);
   if (!limits_.are_reached(state_)) {  // else the end says that there is nothing to do

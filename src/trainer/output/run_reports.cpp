@@ -101,6 +101,14 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   files_.write(now_.step, row);
 }
 
+void RunReports::restore_last(const Metrics& metrics) {
+  for (const auto& [name, value] : metrics) {
+    if (name != kEpochNumber && name != kSpeed) {
+      remember(name, value);
+    }
+  }
+}
+
 void RunReports::remember(const std::string& name, double value) {
   const auto known = std::ranges::find(last_, name, &Metrics::value_type::first);
   if (known == last_.end()) {

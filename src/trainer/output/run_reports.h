@@ -52,6 +52,8 @@ class RunReports {
   void forget_step() { of_step_.clear(); }
   /// Before the first step of a resumed run: what the step of the checkpoint had measured.
   void restore_step(Metrics metrics) { of_step_ = std::move(metrics); }
+  /// At the beginning of a resumed run: what was measured before.
+  void restore_last(const Metrics& metrics);
   /// The last value of each metric.
   const Metrics& last() const noexcept { return last_; }
 
