@@ -610,7 +610,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0},
         c.report.every_steps);
   visit(Info{.name = "report.every_s",
-             .help = "report after so many seconds without one too, at the next step; 0: never by time",
+             .help = "also report when so many seconds have passed without a report, at the next step; 0: no",
              .minimum = 0,
              .maximum = 1e9},
         c.report.every_s);

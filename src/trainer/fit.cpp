@@ -221,8 +221,9 @@ StepRequests Fit::requests(const StepBatches& batches) {
 // The clocks of the ranks differ.
 void Fit::look_at_time() {
   if (world_.is_main() && limits_.is_time_over()) {
-    control_.request_stop(fmt::format("the training time of {} is over (a larger --max_time_s continues)",
-                                      human_duration(config_.max_time_s)));
+    const bool may_continue = config_.checkpoint.enabled && !config_.checkpoint.weights_only;
+    control_.request_stop(fmt::format("the training time of {} is over{}", human_duration(config_.max_time_s),
+                                      may_continue ? " (a larger --max_time_s continues)" : ""));
   }
 }
 

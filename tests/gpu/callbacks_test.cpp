@@ -171,7 +171,7 @@ class SparseRows final : public Dataset {
 };
 
 // The memory of a sparse batch is that of its indices and its values.
-LOCKSTEP_DEVICE_TEST(Streams, GiveSparseTensors) {
+LOCKSTEP_DEVICE_TEST(SparseBatches, AreOnTheDevice) {
   const c10::Device device = where == ComputeSetup::gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
   World world = World::single(device);
   DataLoader data(std::make_shared<SparseRows>(),

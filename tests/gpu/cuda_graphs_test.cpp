@@ -161,10 +161,12 @@ std::vector<at::Tensor> results_of(const Way& way, const TrainConfig& config) {
   DataLoader data(small_images(93), session.plan.loader, session.world);
   const auto task = way.task();
   NamedTensors state;
+  at::Tensor drawn;
   Trainer trainer(session);
   trainer.add(at_stage(Stage::step_end | Stage::fit_end, [&](const StageContext& context) {
     if (context.stage == Stage::fit_end) {
       state = context.strategy->optimizer_state();
+      drawn = at::rand({4}, at::device(context.world.device()));  // the generator is where it should be
       return;
     }
     results.push_back(context.step.loss.detach().clone());
@@ -178,10 +180,10 @@ std::vector<at::Tensor> results_of(const Way& way, const TrainConfig& config) {
     trainer.add(std::make_shared<GradientMonitor>(GradientMonitorOptions{.every_steps = 5}));
   }
   const FitResult fitted = trainer.fit(*task, data, way.validates ? &held_out : nullptr);
-  for (const auto& [name, value] : fitted.metrics) {
-    if (name == "val_loss") {
-      results.push_back(at::tensor(value, at::kDouble));
-    }
+  const auto val_loss = std::ranges::find(fitted.metrics, "val_loss", &Metrics::value_type::first);
+  EXPECT_EQ(val_loss != fitted.metrics.end(), way.validates);
+  if (val_loss != fitted.metrics.end()) {
+    results.push_back(at::tensor(val_loss->second, at::kDouble));
   }
   for (const auto& tensors : {task->module().parameters(), task->module().buffers()}) {
     results.insert(results.end(), tensors.begin(), tensors.end());
@@ -189,7 +191,7 @@ std::vector<at::Tensor> results_of(const Way& way, const TrainConfig& config) {
   for (const auto& [name, tensor] : state) {
     results.push_back(tensor);
   }
-  results.push_back(at::rand({4}, at::device(session.world.device())));  // the generator is where it should be
+  results.push_back(drawn);
   for (at::Tensor& tensor : results) {
     tensor = tensor.detach().cpu();
   }

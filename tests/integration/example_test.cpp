@@ -268,7 +268,7 @@ TEST(Example, DigitsAreRecognized) {
 
 TEST(Example, HandwrittenDigitsAreRecognized) {
   const std::string python = python_with("scikit-learn", PARITY_DIR);
-  LOCKSTEP_REQUIRE(Requirements().that(std::filesystem::exists(python), python));
+  LOCKSTEP_REQUIRE(Requirements().that(python.starts_with('/'), python));
   const TempDir dir;
   const auto digits = (dir.path() / "digits").string();
   ASSERT_EQ(run_program({python, source("05_digits.py"), digits}).code, 0);

@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, PythonDdp, testing::Values("sgd", "adamw"),
 
 TEST(PythonTensorboard, ReadsTheEventFilesOfAResumedRun) {
   const std::string python = python_with("tensorboard", PARITY_DIR);
-  LOCKSTEP_REQUIRE(Requirements().that(std::filesystem::exists(python), python));
+  LOCKSTEP_REQUIRE(Requirements().that(python.starts_with('/'), python));
   const TempDir dir;
   for (const char* steps : {"20", "50"}) {  // the first attempt reports a step that the second one reports again
     const auto trained = run_program(

@@ -40,7 +40,7 @@ def python_with(name):
                 done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 if done.returncode != 0:
                     shutil.rmtree(folder, ignore_errors=True)
-                    print(f"SKIPPED: cannot install {', '.join(packages)}: {done.stdout.strip().splitlines()[-1]}")
+                    print(f"SKIPPED: cannot install {', '.join(packages)}: {(done.stdout.strip().splitlines() or ['no message'])[-1]}")
                     sys.exit(0)
             complete.touch()
     return python

@@ -19,11 +19,15 @@ inline std::string find_beside_torch(const std::filesystem::path& torch, const s
 inline std::string find_torchrun(const std::filesystem::path& torch) { return find_beside_torch(torch, "torchrun"); }
 inline std::string find_python(const std::filesystem::path& torch) { return find_beside_torch(torch, "python3"); }
 
-/// The Python that has the packages `name` of cached_packages.py in the folder `scripts`; otherwise why they are
-/// missing.
+/// The Python that has the packages `name` of cached_packages.py in the folder `scripts`; otherwise why there is none,
+/// which does not begin with "/".
 inline std::string python_with(const std::string& name, const std::string& scripts) {
-  const auto found = run_program({scripts + "/cached_packages.py", name}, {}, ".", Process::Seconds(300));
-  return std::string(trim(found.code == 0 ? found.out : found.err));
+  const auto found = run_program({scripts + "/cached_packages.py", name}, {}, ".", Process::Seconds(180));
+  if (found.code != 0) {
+    return "cached_packages.py " + name + " ended with code " + std::to_string(found.code) + ": " +
+           std::string(trim(found.err));
+  }
+  return std::string(trim(found.out));
 }
 
 }  // namespace lockstep

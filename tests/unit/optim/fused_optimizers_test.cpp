@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -284,11 +284,15 @@ TEST_P(FusedOptimizer, ReleasesGradients) {
   EXPECT_EQ(a[0].grad().use_count(), 1U);
 }
 
-std::ptrdiff_t threads_of_this_process() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+std::set<std::filesystem::path> threads_of_this_process() {
+  std::set<std::filesystem::path> found;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    found.insert(thread.path());
+  }
+  return found;
 }
 
-// A thread starts those that help it at its first operation that wants help, and keeps them.
+// At its first parallel operation a thread starts its helpers, which it keeps.
 TEST_P(FusedOptimizer, StartsNoThreadForSmallTensors) {
   const int threads = at::get_num_threads();
   const auto started_by_an_update = [&](std::int64_t elements) {
@@ -301,7 +305,8 @@ TEST_P(FusedOptimizer, StartsNoThreadForSmallTensors) {
       x.mutable_grad() = at::ones({elements});
       const auto before = threads_of_this_process();
       fused->step();
-      started = threads_of_this_process() - before;
+      const auto after = threads_of_this_process();
+      started = std::ranges::count_if(after, [&](const auto& thread) { return !before.contains(thread); });
       EXPECT_EQ(at::get_num_threads(), 2) << "the thread has its number again";
     }).join();
     at::set_num_threads(threads);
