@@ -53,13 +53,16 @@ Plan resolve_without_flags(const TrainConfig& config, const Hardware& hardware, 
 
 /// The store of several ranks ends with the Session of rank 0. Another rank that is earlier with its next Session would
 /// join the store of the last one.
-void refuse_second_session(const Identity& identity) {
-  static std::atomic<bool> called{false};
-  if (identity.world_size > 1 && !identity.agent_store && called.exchange(true)) {
+World connect_once(const Plan& plan, const Identity& identity) {
+  static std::atomic<bool> has_connected{false};
+  if (identity.world_size > 1 && !identity.agent_store && has_connected) {
     throw ConfigError(
         fmt::format("Session::connect was called twice in this process, which is one of {} ranks", identity.world_size),
         "keep one Session for the whole program, and train as often as you like with its plan and world");
   }
+  World world = World::connect(plan, identity);
+  has_connected = true;
+  return world;
 }
 
 /// As at the start of run(): all ranks build the same module.
@@ -106,8 +109,7 @@ Session Session::connect(const TrainConfig& config) {
   identity->starts_ranks = false;  // only the program that owns this process may start ranks
   Plan plan = resolve_without_flags(config, probe_hardware(environment), identity,
                                     {.launch_name = identify_launch(environment, identity)});
-  refuse_second_session(*identity);
-  World world = World::connect(plan, *identity);
+  World world = connect_once(plan, *identity);
   return begin_session(std::move(plan), std::move(world));
 }
 

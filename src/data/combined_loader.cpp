@@ -58,7 +58,8 @@ CombinedState parse_state(const std::string& text, std::size_t loaders) {
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("checkpoint position: found '{}', expected the position of combined loaders: {}",
                                       printable(text), error.what()),
-                          "resume with the data of the checkpoint, or start over with --fresh");
+                          "resume with the data of the checkpoint and the lockstep that wrote it, or start over with "
+                          "--fresh");
   }
   if (state.loaders.size() != loaders || state.ended.size() != loaders || state.began.size() != loaders) {
     throw CheckpointError(

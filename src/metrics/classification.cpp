@@ -116,7 +116,7 @@ LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets,
   const at::Tensor values = in_columns(predictions, labels, is_binary);
   if (values.is_floating_point()) {
     batch.predictions = at::stack({values > threshold, values.sigmoid() > threshold}).to(at::kLong);
-    batch.logits = are_no_probabilities(values).sum();
+    batch.logits = are_no_probabilities(values).logical_and(batch.counted).sum();
   } else {
     batch.predictions = values.to(at::kLong).expand({2, -1, -1});
     batch.logits = at::zeros({}, batch.predictions.options());

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <optional>
 
 #include <fmt/format.h>
@@ -370,11 +371,19 @@ void MetricSet::load(const NamedTensors& saved, const World& world) {
            (state.reduction == StateReduction::cat ? rows.sizes().slice(1) == state.initial.sizes().slice(1)
                                                    : rows.sizes().slice(1) == state.initial.sizes());
   };
-  for (const NamedState& state : states_of(metrics_)) {
+  const auto is_saved = [&](const NamedState& state) {
     const at::Tensor* rows = find(state.name);
-    if (rows == nullptr || !fits(*rows, state)) {
-      continue;
+    return rows != nullptr && fits(*rows, state);
+  };
+  std::vector<NamedState> states;
+  for (const NamedMetric& metric : metrics_) {  // some of the states of a metric would give a wrong value
+    const std::vector<NamedState> of_metric = states_of({&metric, 1});
+    if (std::ranges::all_of(of_metric, is_saved)) {
+      std::ranges::copy(of_metric, std::back_inserter(states));
     }
+  }
+  for (const NamedState& state : states) {
+    const at::Tensor* rows = find(state.name);
     if (state.reduction != StateReduction::cat) {
       if (world.rank() < rows->size(0)) {
         state.value = share(*rows, state.reduction, world).to(state.initial.device());

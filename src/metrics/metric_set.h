@@ -51,7 +51,8 @@ class MetricSet {
   NamedTensors save(World& world);
   /// Collective. The same of other states; {} of none.
   NamedTensors save(World& world, const States& states);
-  /// Continues with the states of save(), on any number of ranks. Ignores states that the metrics do not have now.
+  /// Continues with the states of save(), on any number of ranks. A metric whose states are not all there, or have
+  /// other shapes now, begins anew.
   void load(const NamedTensors& saved, const World& world);
 
  private:

@@ -231,6 +231,12 @@ class Recompute final : public Node {
     for (std::size_t i = 0; const Edge& edge : next) {
       result.push_back(edge.is_valid() ? std::move(found[i++]) : at::Tensor());
     }
+    // Of outputs that the loss does not use. A node of one function with several outputs gives zeros, too.
+    for (std::size_t i = inputs_.size(); i < result.size(); ++i) {
+      if (!result[i].defined()) {
+        result[i] = next[i].function->input_metadata(next[i].input_nr).zeros_like();
+      }
+    }
     return result;
   }
 

@@ -39,7 +39,7 @@ struct AllGather : torch::autograd::Function<AllGather> {
       throw Error("all_gather_with_grad has no second derivative", "leave out create_graph, or gather later");
     }
     auto& world = *reinterpret_cast<World*>(context->saved_data["world"].toInt());
-    const at::Tensor sum = gradients[0].contiguous().clone();
+    const at::Tensor sum = gradients[0].clone(at::MemoryFormat::Contiguous);
     world.all_reduce(sum, Reduce::sum);
     return {sum.narrow(0, context->saved_data["first"].toInt(), context->saved_data["rows"].toInt()), {}};
   }
@@ -48,8 +48,11 @@ struct AllGather : torch::autograd::Function<AllGather> {
 }  // namespace
 
 at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor) {
-  const bool needs_graph = world.size() > 1 && tensor.requires_grad() && at::GradMode::is_enabled();
-  return needs_graph ? AllGather::apply(tensor, &world) : world.size() > 1 ? world.all_gather(tensor) : tensor;
+  if (world.size() == 1) {
+    return tensor;
+  }
+  // The same collectives on all ranks, also if the tensor of some requires no gradient.
+  return at::GradMode::is_enabled() ? AllGather::apply(tensor, &world) : world.all_gather(tensor);
 }
 
 }  // namespace lockstep

@@ -276,8 +276,8 @@ void DdpOptimizer::backward_nothing() {
     run_backward(std::move(roots), std::move(gradients));
   } catch (const CommError& error) {
     throw CommError(error.what(),
-                    fmt::format("{}; this rank has no samples in this micro-batch, so it did not run training_step: a "
-                                "collective there waits for it",
+                    fmt::format("{}; this rank has no samples in this micro-batch, so it did not run training_step: if "
+                                "that calls a collective, the other ranks wait there",
                                 error.hint()),
                     error.exit_code());
   }

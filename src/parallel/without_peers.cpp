@@ -65,7 +65,7 @@ class OptimizerWithoutPeers final : public SingleDeviceOptimizer {
 
  private:
   void move_gradient(const at::Tensor& parameter, at::Tensor bucket) const {
-    if (reduces_ && parameter.grad().layout() == at::kStrided) {
+    if (reduces_ && parameter.grad().defined() && parameter.grad().layout() == at::kStrided) {
       const at::NoGradGuard no_grad;
       bucket.copy_(parameter.grad());
       parameter.mutable_grad() = std::move(bucket);

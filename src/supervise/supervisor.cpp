@@ -362,13 +362,17 @@ class Supervisor {
     return report.failed_rank < 0 ? "stopped" : std::string(first_line(report.failure));
   }
 
-  /// A rank that was killed could not say it.
-  std::string what_is_left(const LaunchReport& report) {
-    if (report.failed_rank < 0) {
-      return {};
+  /// What the rank said before it failed, and what the launcher knows of the run, for example if the rank was killed.
+  std::vector<std::string> what_is_left(const LaunchReport& report) {
+    std::vector<std::string> left;
+    if (report.failed_rank >= 0) {
+      left.push_back(printable(watched(report.failed_rank - options_.first_rank).what_is_left()));
+      if (options_.what_is_left && report.step > 0) {
+        left.push_back(options_.what_is_left());
+      }
+      std::erase(left, "");
     }
-    std::string told = printable(watched(report.failed_rank - options_.first_rank).what_is_left());
-    return told.empty() && options_.what_is_left && report.step > 0 ? options_.what_is_left() : told;
+    return left;
   }
 
   void print_summary(const LaunchReport& report) {
@@ -392,7 +396,7 @@ class Supervisor {
         say("  | " + line);
       }
     }
-    if (std::string left = what_is_left(report); !left.empty()) {
+    for (std::string& left : what_is_left(report)) {
       say(std::move(left));
     }
     if (const std::string text = outcome_.text(); !text.empty()) {

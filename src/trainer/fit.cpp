@@ -96,6 +96,9 @@ FitResult Fit::train() {
     if (begins_epoch()) {
       is_between_steps_ = !callbacks_.has(Stage::epoch_start);  // what they did would be done again after a resume
       notify(Stage::epoch_start);
+      if (callbacks_.has(Stage::epoch_start)) {  // nor after a stop that comes before the first step
+        place_ = {.number = state_.epoch + 1};
+      }
     }
     const StepBatches* batches = next_batches();
     if (batches == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data

@@ -21,7 +21,7 @@ namespace lockstep {
 
 FitResult Fit::finish() {
   record_.set_phase(Phase::finish);
-  if (world_.any(!own_commands_.empty())) {  // taken in the last step, on a GPU
+  if (world_.any(!own_commands_.empty())) {  // taken in the last step, on a GPU or while a rank waited for data
     run_commands();
   }
   if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {

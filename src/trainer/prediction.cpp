@@ -252,9 +252,9 @@ Prediction::End Prediction::run_steps(std::int64_t most) {
   const at::NoGradGuard no_grad;
   AgreedStop stop(world_, at_.control, least_stop_);
   for (std::int64_t done = 0; most == 0 || done < most; ++done) {
-    const StepBatches* step = data_.next();
-    if (step == nullptr) {
-      return End::epoch;
+    const StepBatches* step = data_.next_unless([&stop] { return stop.is_asked(); });
+    if (step == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
+      return stop.look_now() ? End::stop : End::epoch;
     }
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {

@@ -446,6 +446,26 @@ TEST(MetricSet, KnowsAtTheStartWhichValueIsTooLargeForAReport) {
               HasSubstr("the metric 'large' has 1024 values, a report has at most 1000 of one metric"));
 }
 
+// Some of the states, as of a version in which others had another shape, would give a wrong value.
+TEST(MetricSet, ContinuesAMetricAsAWholeOrNotAtAll) {
+  World world = World::single(c10::Device(c10::kCPU));
+  const auto values_after = [&](const std::string& left_out) {
+    Recall first({.task = Classification::binary});
+    MetricSet before({{"recall", first}}, world);
+    first.update(at::tensor({1, 1, 0}), at::tensor({1, 1, 1}));
+    NamedTensors saved = before.save(world);
+    EXPECT_EQ(std::erase_if(saved, [&](const auto& state) { return state.first == left_out; }),
+              left_out.empty() ? 0 : 1);
+    Recall second({.task = Classification::binary});
+    MetricSet after({{"recall", second}}, world);
+    after.load(saved, world);
+    second.update(at::tensor({1, 0}), at::tensor({1, 1}));
+    return second.value(world).item<double>();
+  };
+  EXPECT_EQ(values_after(""), 0.6);
+  EXPECT_EQ(values_after("recall.true_positives"), 0.5);
+}
+
 TEST(Metrics, OnRanksWithOtherStatesAreRefused) {
   const auto compare = [] {
     thread_world(3, [](World& world) {
