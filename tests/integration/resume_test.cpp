@@ -223,6 +223,7 @@ TEST_F(Resume, FromANamedCheckpointNeedsARunWithoutNewerOnes) {
   const auto branched = run_program(back);
   EXPECT_EQ(branched.code, 0) << branched.err;
   EXPECT_TRUE(final_state(dir_.path() / "branch") == straight_);
+  EXPECT_TRUE(std::filesystem::exists(checkpoint)) << "it belongs to another run";
 }
 
 TEST_F(Resume, LastNeedsACheckpoint) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -162,6 +163,17 @@ TEST(Repository, TextsInTroubleshootingAreThoseOfTheProgram) {
   const SourceFile page{"docs/troubleshooting.md", read(kRoot / "docs/troubleshooting.md")};
   EXPECT_THAT(check_quotes({page.path, "| what you see |\n| `no such text` |\n"}, literals), testing::SizeIs(1));
   expect_none({page}, [&](const SourceFile& file) { return check_quotes(file, literals); });
+}
+
+TEST(Repository, TestsOfComplaintsExist) {
+  std::set<std::string> tests;
+  for (const SourceFile& file : files("tests", {".cpp", ".txt"})) {
+    tests.merge(parse_test_names(file));
+  }
+  ASSERT_GT(tests.size(), 2000U);
+  const SourceFile page{"docs/complaints.md", read(kRoot / "docs/complaints.md")};
+  EXPECT_THAT(check_tests({page.path, "| here | test |\n| x | `No.Test` |\n"}, tests), testing::SizeIs(1));
+  expect_none({page}, [&](const SourceFile& file) { return check_tests(file, tests); });
 }
 
 TEST(Repository, LinksOfTheDocumentsResolve) {

@@ -613,6 +613,60 @@ Findings check_quotes(const SourceFile& document, std::string_view literals) {
   return findings;
 }
 
+std::set<std::string> parse_test_names(const SourceFile& file) {
+  std::set<std::string> names;
+  if (!file.path.ends_with(".cpp")) {
+    constexpr std::string_view kName = "add_test(NAME ";
+    for (std::size_t at = file.text.find(kName); at != std::string::npos; at = file.text.find(kName, at)) {
+      at += kName.size();
+      names.insert(file.text.substr(at, file.text.find_first_of(" \n)", at) - at));
+    }
+    return names;
+  }
+  const std::string code = '\n' + without_comments(file.text, /*keep_literals=*/false);
+  const auto next_word = [&](std::size_t at) {
+    const std::size_t begin = code.find_first_not_of(" \n", at);
+    return code.substr(begin, code.find_first_of(" ,)\n", begin) - begin);
+  };
+  static const std::map<std::string_view, Names> kMacros = {
+      {"\nTEST(", {""}}, {"\nTEST_F(", {""}}, {"\nTEST_P(", {""}}, {"\nLOCKSTEP_DEVICE_TEST(", {"OnCpu", "OnGpu"}}};
+  for (const auto& [macro, suite_ends] : kMacros) {
+    for (std::size_t at = code.find(macro); at != std::string::npos; at = code.find(macro, at)) {
+      at += macro.size();
+      for (const std::string_view end : suite_ends) {
+        names.insert(fmt::format("{}{}.{}", next_word(at), end, next_word(code.find(',', at) + 1)));
+      }
+    }
+  }
+  return names;
+}
+
+Findings check_tests(const SourceFile& document, const std::set<std::string>& tests) {
+  Findings findings;
+  std::istringstream lines(document.text);
+  std::string line;
+  std::size_t column = 0;  // 0: the table has no such column
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    const auto cells = table_cells(line);
+    if (cells.empty()) {
+      column = 0;
+    } else if (const auto found = std::find(cells.begin(), cells.end(), " test "); found != cells.end()) {
+      column = static_cast<std::size_t>(found - cells.begin());
+    } else if (column != 0 && column < cells.size() && !cells[column].starts_with("---")) {
+      const auto named = code_spans(cells[column]);
+      if (named.empty()) {
+        findings.push_back(fmt::format("{}:{}: the row names no test", document.path, number));
+      }
+      for (const std::string& test : named) {
+        if (!tests.contains(test)) {
+          findings.push_back(fmt::format("{}:{}: {} is no test", document.path, number, test));
+        }
+      }
+    }
+  }
+  return findings;
+}
+
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists) {
   Findings findings;
   const auto folder = std::filesystem::path(document.path).parent_path();

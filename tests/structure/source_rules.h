@@ -79,6 +79,12 @@ std::string string_literals(std::string_view code);
 /// `literals`; "..." stands for what differs. The texts of at least six characters between them must occur.
 Findings check_quotes(const SourceFile& document, std::string_view literals);
 
+/// The tests that a .cpp file or a CMakeLists.txt defines: "Suite.Name", or the name that add_test gives.
+std::set<std::string> parse_test_names(const SourceFile& file);
+
+/// Code in the column "test" of a table is one of `tests`, and each row of such a table names one.
+Findings check_tests(const SourceFile& document, const std::set<std::string>& tests);
+
 /// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);
 

@@ -165,6 +165,24 @@ TEST(Quotes, AreTextsOfTheProgram) {
   EXPECT_THAT(check("| `comment` | |\n"), ElementsAre(HasSubstr("comment")));
 }
 
+TEST(TestNames, AreThoseOfCodeAndBuildFiles) {
+  const std::string code =
+      "TEST(A, B) {}\n\nTEST_F(C,\n       D) {\n}\n// TEST(E, F)\n  TEST(G, H)\nTEST_P(I, J) {}\n"
+      "LOCKSTEP_DEVICE_TEST(K, L) { f(1, 2); }\n";
+  EXPECT_THAT(parse_test_names({"a_test.cpp", code}), ElementsAre("A.B", "C.D", "I.J", "KOnCpu.L", "KOnGpu.L"));
+  const std::string list = "add_test(NAME x COMMAND y)\nadd_test(NAME z\n  COMMAND y)\n";
+  EXPECT_THAT(parse_test_names({"CMakeLists.txt", list}), ElementsAre("x", "z"));
+}
+
+TEST(TestsOfTables, Exist) {
+  const auto check = [](const std::string& row) {
+    return check_tests({"a.md", "| what | test | else |\n|---|---|---|\n" + row}, {"A.B", "x"});
+  };
+  EXPECT_THAT(check("| `f` | `A.B`, `x` (two GPUs) | `g` |\n\n| `C.D` | `C.D` |\n"), IsEmpty());
+  EXPECT_THAT(check("| `f` | `A.B`, `A.C` | |\n"), ElementsAre("a.md:3: A.C is no test"));
+  EXPECT_THAT(check("| `f` | A.B | |\n"), ElementsAre("a.md:3: the row names no test"));
+}
+
 constexpr const char* kGlossary =
     "# Glossary\n\n## Terms\n\n| term | meaning | where |\n|---|---|---|\n| rank | a process | `a.h` |\n"
     "| `World` | all ranks | `b.h` |\n\n## Forbidden synonyms\n\n| do not write | write | except in |\n|---|---|---|\n"

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/variables.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/captured_stderr.h"
@@ -55,6 +56,18 @@ TEST(Session, StartsOverWhereItIsAskedTo) {
   EXPECT_EQ(steps_of_a_run(), 4);
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "run.1")) << "the old run";
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "run.2")) << "once per session";
+}
+
+// What a program starts later would take them for a launcher's.
+TEST(Session, SetsNoVariableOfALauncher) {
+  Session session = Session::single(in_memory({.batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  const Variables environment = read_environment();
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    EXPECT_FALSE(environment.has(name)) << name;
+  }
 }
 
 /// What fit() writes to standard error.
