@@ -159,9 +159,9 @@ class Checker {
 
   void check_contradictions() {
     const TrainConfig& c = config_;
-    if (c.max_epochs == 0 && c.max_steps == 0) {
+    if (c.max_epochs == 0 && c.max_steps == 0 && c.max_time_s == 0) {
       refuse({"max_epochs", c.max_epochs}, {"max_steps", c.max_steps}, "the run would never end",
-             "set a limit, for example --max_epochs 1");
+             "set a limit, for example --max_epochs 1, or --max_time_s 1h");
     }
     if (c.max_steps > 0 && c.min_steps > c.max_steps) {
       refuse({"min_steps", c.min_steps}, {"max_steps", c.max_steps}, "the run ends earlier",

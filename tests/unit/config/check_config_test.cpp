@@ -18,6 +18,7 @@ TEST(CheckConfig, AcceptsUnusualButValidSettings) {
       {.compute_setup = ComputeSetup::cpu, .devices = "cpu", .backend = Backend::gloo},
       {.compute_setup = ComputeSetup::gpu, .backend = Backend::gloo},
       {.max_epochs = 0, .max_steps = 10},
+      {.max_epochs = 0, .max_time_s = 60},
       {.run_name = "a.b-c_d", .resume = "runs/old/checkpoints/step-10", .fresh = true},
       {.optim = {.schedule = "warmup:10+cosine:until=11,to=1"}},
       {.dist = {.grace_s = 0, .static_graph = true}},

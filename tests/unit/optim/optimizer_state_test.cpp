@@ -282,7 +282,7 @@ TEST(LbfgsStateNames, BelongToTheOptimizer) {
   BuiltOptimizer built =
       build_optimizer(torch_factory<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.1).max_iter(2)), parameters);
   EXPECT_TRUE(optimizer_state(built).empty());
-  train_lbfgs(built, parameters, 1);
+  train_lbfgs(built, parameters, 2);
   EXPECT_THAT(names(optimizer_state(built)),
               ElementsAre("optimizer:0.func_evals", "optimizer:0.n_iter", "optimizer:0.t", "optimizer:0.prev_loss",
                           "optimizer:0.d", "optimizer:0.H_diag", "optimizer:0.prev_flat_grad", "optimizer:0.old_dirs:0",

@@ -376,9 +376,7 @@ TEST(Crossing, AStoppedValidationAfterTheLastStepIsDoneOnceOnResume) {
   const auto finished = run(0);
   EXPECT_EQ(finished.second, 0);
   EXPECT_THAT(finished.first.why, testing::StartsWith("nothing to do: this run is finished (step 5, epoch 1)"));
-  for (const char* name : {"loss", "val_loss"}) {
-    EXPECT_EQ(value_of(finished.first.metrics, name), value_of(resumed.first.metrics, name)) << name;
-  }
+  EXPECT_EQ(value_of(finished.first.metrics, "val_loss"), resumed.first.best->value);
 }
 
 // It saves its checkpoint again, after the validation.
