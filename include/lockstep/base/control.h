@@ -13,14 +13,14 @@ namespace [[gnu::visibility("default")]] lockstep {
 enum class StopKind : int {
   none = 0,
   program = 1,    ///< the program itself (a callback): the run counts as finished, exit 0
-  terminate = 2,  ///< SIGTERM, SIGUSR1, SIGHUP, a time limit, lockstep ctl: exit 75
+  terminate = 2,  ///< SIGTERM, SIGUSR1, SIGHUP, the end of a job, lockstep ctl: exit 75
   interrupt = 3,  ///< Ctrl-C: exit 130
 };
 
 /// A handle to the requests of one run; copies share them. The requests are local to this process: the trainer sends
 /// them to all ranks, and all ranks act at the same later step. The end of a fit clears the program's own requests. A
-/// stop from a signal, a time limit or Ctrl-C stays and ends every later fit before its first step. A fit in a callback
-/// of another one has requests of its own; a signal ends both.
+/// stop from a signal, the end of a job or Ctrl-C stays and ends every later fit before its first step. A fit in a
+/// callback of another one has requests of its own; a signal ends both.
 class TrainControl {
  public:
   TrainControl();

@@ -21,9 +21,9 @@ class Task {
   /// device.
   virtual std::vector<OptimizerSpec> optimizers() = 0;
   /// Forward and loss of one micro-batch, in training mode. `batch` has at least one sample and is on the device: a
-  /// rank without samples in a micro-batch, as at the end of an epoch, does not call it, nor the steps below. So a
-  /// collective in it waits forever then; see "A loss over all ranks" in docs/recipes.md. Not needed if the task
-  /// overrides optimize() and, if there is a validation, validation_step().
+  /// rank without samples in a micro-batch, as at the end of an epoch, does not call it, nor the steps below. Others
+  /// then wait for it in a collective until dist.timeout_s; see "A loss over all ranks" in docs/recipes.md. Not needed
+  /// if the task overrides optimize() and, if there is a validation, validation_step().
   virtual StepOutput training_step(const Batch& batch);
   /// Forward and loss in evaluation mode, without gradients.
   virtual StepOutput validation_step(const Batch& batch) { return training_step(batch); }
