@@ -10,6 +10,7 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <torch/torch.h>
@@ -166,15 +167,23 @@ inline torch::Tensor loss(Gpt& model, const lockstep::Batch& batch) {
   return torch::nn::functional::cross_entropy(model->forward(batch.input).flatten(0, 1), batch.target.flatten());
 }
 
-/// Text that the model generates after a line break.
+/// Text that the model writes after "The ". After a line break it may write nothing but the spaces before a title.
 inline std::string sample(Gpt& model, const std::string& alphabet, std::int64_t length, torch::Device device) {
   torch::NoGradGuard no_grad;
   model->eval();
   constexpr double kTemperature = 0.7;
-  const auto newline = std::max<std::size_t>(1, alphabet.find('\n') + 1) - 1;
-  auto tokens =
-      torch::full({1, 1}, static_cast<std::int64_t>(newline), torch::TensorOptions(torch::kLong).device(device));
   std::string text;
+  std::vector<std::int64_t> begin;
+  for (const char c : std::string_view("The ")) {
+    if (const auto number = alphabet.find(c); number != std::string::npos) {  // --text may have other letters
+      text += c;
+      begin.push_back(static_cast<std::int64_t>(number));
+    }
+  }
+  if (begin.empty()) {
+    begin.push_back(0);
+  }
+  auto tokens = torch::tensor(begin, torch::TensorOptions(torch::kLong).device(device)).view({1, -1});
   for (std::int64_t i = 0; i < length; ++i) {
     const auto seen = tokens.slice(1, std::max<std::int64_t>(0, tokens.size(1) - kContext));
     const auto chances = torch::softmax(model->forward(seen).select(1, -1) / kTemperature, -1);
