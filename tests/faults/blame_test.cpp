@@ -157,11 +157,11 @@ TEST(ManyRanks, AreNotTakenForHangingOnFewCores) {
   for (int round = 0; round < rounds(1, 50); ++round) {
     const BusyCores others(4);
     const TempDir dir;
-    const auto result = run_program(
-        command(TRAIN_PROGRAM, dir.path() / "run",
-                {"--nprocs", "16", "--max_steps", "30", "--global_batch_size", "16", "--dist.stall_warn_s", "15",
-                 "--checkpoint.enabled", "false"}),  // a slow disk is told, and rightly
-        {}, ".", Process::Seconds(180));
+    const auto result =
+        run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                            {"--nprocs", "16", "--max_steps", "30", "--global_batch_size", "16", "--dist.stall_warn_s",
+                             "15", "--checkpoint.enabled", "false"}),  // a slow disk is told, and rightly
+                    {}, ".", Process::Seconds(180));
     const bool clean = result.code == 0 && result.err.find("no progress") == std::string::npos &&
                        result.err.find("warning") == std::string::npos;
     EXPECT_TRUE(clean) << result.err;
