@@ -379,7 +379,7 @@ def render(args, gpu, results, others):
         "Every contestant has the same weights, samples, order and precision; the losses of the first 10 steps are compared with PyTorch eager's.",
         f"All stay alive and train in turn: {EFFORTS[args.device].rounds} rounds in random order, {args.seconds:g} s per contestant in all. `fp32` is fp32 with TF32.",
         "`loop`: a loop written by hand with LibTorch and its own optimizers; Python's optimizers are fused, as lockstep's are.",
-        "`lockstep with graphs`: `--cuda_graphs true`, which records forward and backward; `compile_reduce_overhead` records graphs too. lockstep compiles nothing.",
+        "\"lockstep with graphs\": `--cuda_graphs true`, which records forward and backward; `compile_reduce_overhead` records graphs too. lockstep compiles nothing.",
         "MFU: FLOPs of the matrix products and convolutions of forward and backward, over the dense peak of the tensor cores.",
         "",
         f"- machine: {gpu or 'no GPU'}; {report.machine()}; load when it began {args.load:.1f}",
