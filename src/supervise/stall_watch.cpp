@@ -139,9 +139,7 @@ std::vector<std::string> stall_table(const std::vector<RankSample>& samples, int
 
 std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& samples, Time now) {
   if (last_ && now - *last_ > kLongestGap) {
-    for (Rank& rank : ranks_) {
-      rank.moved += now - *last_;  // time without samples does not count
-    }
+    leave_out(now);
   }
   last_ = now;
   note_movement(samples, now);
@@ -152,6 +150,15 @@ std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& sam
   report_stops(samples, findings);
   report_stall(samples, now, findings);
   return findings;
+}
+
+void StallWatch::leave_out(Time now) {
+  if (last_) {
+    for (Rank& rank : ranks_) {
+      rank.moved += now - *last_;
+    }
+    last_ = now;
+  }
 }
 
 void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now) {

@@ -57,6 +57,8 @@ class StallWatch {
       : limits_(limits), sees_all_(sees_all), first_rank_(first_rank), ranks_(static_cast<std::size_t>(ranks)) {}
 
   std::vector<StallFinding> observe(const std::vector<RankSample>& samples, Time now);
+  /// The time since the last samples does not count.
+  void leave_out(Time now);
   void stop_asked_for(Time now);  ///< the shorter limits apply from now on
   /// Takes the limits of the program, which its record has when the program has read its settings.
   void take_limits(const ProgressRecord& record);

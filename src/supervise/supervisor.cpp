@@ -127,6 +127,7 @@ class Supervisor {
       actions.push_back(std::move(action));
     };
     const bool reads_all = !terminal_.is_full();
+    left_unread_ = left_unread_ || !reads_all;
     watch(signals_.fd(), [](short) {});
     watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
     for (int rank = 0; rank < size(); ++rank) {
@@ -212,7 +213,8 @@ class Supervisor {
       end_stalled();
       return;
     }
-    if (terminal_.is_full()) {  // nobody reads it: ranks may wait until we read theirs
+    if (std::exchange(left_unread_, false)) {  // ranks may have waited until we read theirs
+      stall_watch_.leave_out(now);
       return;
     }
     std::vector<RankSample> samples;
@@ -421,7 +423,8 @@ class Supervisor {
   std::optional<Clock::time_point> kill_at_{};  // time of the kill; after it, time to give up
   std::optional<Clock::time_point> killed_at_{};
   std::optional<Clock::time_point> look_at_ = Clock::now();  // the next check for stalls
-  std::optional<StallFinding> stall_{};                      // a stall that ends the run after the stacks are written
+  bool left_unread_ = false;             // since the last check the output of ranks had to wait for the terminal
+  std::optional<StallFinding> stall_{};  // a stall that ends the run after the stacks are written
 };
 
 }  // namespace

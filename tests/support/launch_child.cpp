@@ -440,8 +440,8 @@ int print(const Worker& worker) {
 
 int flood(const Worker& worker) {
   const RankTools tools(worker);
-  tools.record.set_phase(Phase::forward);
   for (int i = 0; i < worker.argument(1); ++i) {
+    tools.record.set_phase(Phase::forward);  // so only what it waits for a reader is no progress
     std::printf("line %d of a rank that talks much\n", i);
   }
   std::fflush(stdout);
