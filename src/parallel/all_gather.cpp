@@ -1,7 +1,3 @@
-#include <numeric>
-#include <string>
-#include <vector>
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -9,7 +5,7 @@
 #include <lockstep/parallel/all_gather.h>
 #include <lockstep/world/world.h>
 
-#include "base/text.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -17,21 +13,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Collective. Rows of the ranks before this one.
-std::int64_t rows_before(World& world, std::int64_t rows) {
-  const std::vector<std::string> of_ranks = world.gather(std::to_string(rows));
-  return std::accumulate(
-      of_ranks.begin(), of_ranks.begin() + world.rank(), std::int64_t{0},
-      [](std::int64_t sum, const std::string& of_rank) { return sum + parse_int(of_rank).value_or(0); });
-}
-
 struct AllGather : torch::autograd::Function<AllGather> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, World* world) {
-    at::Tensor all = world->all_gather(tensor);
+    const GatheredRows gathered = WorldAccess::all_gather(*world, tensor);
     context->saved_data["world"] = reinterpret_cast<std::int64_t>(world);
-    context->saved_data["first"] = rows_before(*world, tensor.size(0));
+    context->saved_data["first"] = gathered.first;
     context->saved_data["rows"] = tensor.size(0);
-    return all;
+    return gathered.all;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

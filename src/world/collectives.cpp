@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -241,21 +242,24 @@ double World::all_reduce(double value, Reduce op) {
   return op == Reduce::mean ? *result / size() : *result;
 }
 
-at::Tensor World::all_gather(const at::Tensor& tensor) {
+at::Tensor World::all_gather(const at::Tensor& tensor) { return WorldAccess::all_gather(*this, tensor).all; }
+
+GatheredRows WorldAccess::all_gather(World& world, const at::Tensor& tensor) {
+  World::Impl& impl = *world.impl_;
   if (tensor.dim() == 0) {
     throw Error("all_gather: found a tensor without dimensions, expected one with rows", "use tensor.view({1})");
   }
-  if (impl_->alone()) {
-    return tensor.detach().clone();
+  if (impl.alone()) {
+    return {.all = tensor.detach().clone()};
   }
-  const std::vector<std::int64_t> rows = rows_of_ranks(tensor, *this);
+  const std::vector<std::int64_t> rows = rows_of_ranks(tensor, world);
   const at::NoGradGuard no_grad;
   const std::int64_t longest = *std::max_element(rows.begin(), rows.end());
   auto shape = tensor.sizes().vec();
   shape[0] = longest;
   std::vector<at::Tensor> parts;
   const auto bytes = c10::multiply_integers(shape) * static_cast<std::int64_t>(tensor.element_size());
-  impl_->checked("all-gather", Operation::all_gather, bytes, [&] {
+  impl.checked("all-gather", Operation::all_gather, bytes, [&] {
     auto padded = at::zeros(shape, tensor.options());
     padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
     std::vector<at::Tensor> input{Sendable(padded).bytes()};
@@ -264,13 +268,13 @@ at::Tensor World::all_gather(const at::Tensor& tensor) {
       outputs[0].push_back(at::empty_like(input[0]));
     }
     if (input[0].numel() > 0) {
-      impl_->planes->group()->allgather(outputs, input)->wait();
+      impl.planes->group()->allgather(outputs, input)->wait();
     }
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
       parts.push_back(outputs[0][rank].view(tensor.scalar_type()).view(shape).narrow(0, 0, rows[rank]));
     }
   });
-  return at::cat(parts);
+  return {.all = at::cat(parts), .first = std::accumulate(rows.begin(), rows.begin() + world.rank(), std::int64_t{0})};
 }
 
 void World::barrier(std::string_view what) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -39,6 +40,12 @@ struct RankCoordinates {
 
 class RunHold;
 
+/// The rows of all ranks.
+struct GatheredRows {
+  at::Tensor all{};
+  std::int64_t first = 0;  ///< where those of this rank begin
+};
+
 struct WorldAccess {
   /// World::connect. `on_rendezvous` is called after it, or at once for a single rank; before the first collective
   /// and before the device is used. The World then has its coordinates and its store.
@@ -72,6 +79,8 @@ struct WorldAccess {
   static at::Tensor on_host(const World& world, const at::Tensor& tensor);
   /// Collective. For the callbacks of other ranks, which may take any time.
   static bool any_without_timeout(World& world, bool value);
+  /// Collective. World::all_gather.
+  static GatheredRows all_gather(World& world, const at::Tensor& tensor);
   /// For a rank that failed at the completed `step`. true: every rank of the world has, and each got true. See Note [A
   /// common failure].
   static bool is_common_failure(World& world, std::int64_t step);
