@@ -25,6 +25,8 @@
 #include <lockstep/checkpoint/rng_state.h>
 #include <lockstep/nn/recompute.h>
 
+#include "checkpoint/rng_scope.h"
+
 namespace lockstep {
 namespace {
 
@@ -69,21 +71,6 @@ class WithAutocast {
 
   Autocast before_;
   bool was_cached_;
-};
-
-/// At its end, the random numbers go on as before.
-class WithRandomNumbers {
- public:
-  WithRandomNumbers(const at::Tensor& state, c10::Device device) : device_(device), before_(rng_state(device)) {
-    set_rng_state(state, device_);
-  }
-  ~WithRandomNumbers() { set_rng_state(before_, device_); }
-  WithRandomNumbers(const WithRandomNumbers&) = delete;
-  WithRandomNumbers& operator=(const WithRandomNumbers&) = delete;
-
- private:
-  c10::Device device_;
-  at::Tensor before_;
 };
 
 /// A run of the part, with a graph that ends at copies of the inputs, which share their memory.
@@ -253,7 +240,8 @@ class Recompute final : public Node {
     for (const SavedVariable& input : inputs_) {
       inputs.push_back(input.unpack());
     }
-    const WithRandomNumbers rng(conditions_.rng, conditions_.device);
+    const RngScope random_numbers(conditions_.device);
+    set_rng_state(conditions_.rng, conditions_.device);
     const WithAutocast autocast(conditions_.autocast);
     const at::AutoGradMode with_gradients(true);
     return {f_, inputs};
