@@ -235,7 +235,8 @@ class Checker {
     const bool of_epoch = c.report.epoch_means && metric.starts_with("epoch_");
     if (!metric.empty() && !metric.starts_with("val_") && !of_epoch && c.report.every_steps == 0 &&
         c.fast_dev_run == 0) {
-      refuse({field, metric}, {"report.every_steps", c.report.every_steps}, "the metric is never measured",
+      refuse({field, metric}, {"report.every_steps", c.report.every_steps},
+             c.report.every_s > 0 ? "reports by time decide nothing" : "the metric is never measured",
              "report in between, for example --report.every_steps 20");
     }
   }

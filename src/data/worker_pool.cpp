@@ -17,9 +17,8 @@ WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), rea
   }
   // Each worker computes with one thread; more would compete with the training step for the cores. at::set_num_threads
   // sets the calling thread, but also the default for threads that have not used LibTorch yet: restore that default.
-  // LibTorch has no call for one thread alone (OneThread is not seen by its library for matrix products). So a thread
-  // of the program that first uses LibTorch in this moment computes with one thread, too, unless it has called
-  // at::get_num_threads() before.
+  // LibTorch has no call for one thread alone, and OneThread does not reach MKL. So a thread of the program that first
+  // uses LibTorch in this moment computes with one thread, too, unless it has called at::get_num_threads() before.
   const int compute_threads = at::get_num_threads();
   threads_.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) {

@@ -92,6 +92,7 @@ FitResult Fit::train() {
   // stop_requested() must not be called here without a request.
   agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
   validate_at_start();
+  report_timer_.restart();
   while (!finished()) {  // limits and agreed stop: the same result on every rank
     if (begins_epoch()) {
       is_between_steps_ = !callbacks_.has(Stage::epoch_start);  // what they did would be done again after a resume

@@ -229,7 +229,6 @@ void Fit::prepare() {
   resume(std::move(origin), schedules);
   check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
   validation_times_.begin(limits_.steps_per_epoch());
-  report_timer_.restart();
   const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
   const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
   lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
