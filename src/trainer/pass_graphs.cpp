@@ -57,10 +57,13 @@ std::vector<at::Tensor> tensors_of(const Batch& batch) {
 
 /// Why a graph cannot have the tensor: "is sparse"; "": it can.
 std::string why_unfit(const at::Tensor& tensor, c10::Device device) {
-  if (tensor.device() != device) {
-    return fmt::format("is on {}", tensor.device().str());
+  if (tensor.is_nested()) {
+    return "is nested";
   }
-  return tensor.is_nested() ? "is nested" : tensor.layout() != at::kStrided ? "is sparse" : "";
+  if (tensor.layout() != at::kStrided) {
+    return "is sparse";
+  }
+  return tensor.device() == device ? "" : fmt::format("is on {}", tensor.device().str());
 }
 
 /// The same memory in new tensors: what a pass does to their gradients and shapes is not seen.

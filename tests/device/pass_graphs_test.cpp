@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -455,13 +456,14 @@ TEST(PassGraphsOnASimulatedDevice, LeaveWhatATaskKeepsOfItsLastPass) {
   compare(course, /*graphs=*/2, /*passes=*/6, loss);
 }
 
-TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfATensorOfTheBatchIsNotOnTheDevice) {
-  for (const at::Tensor& field : {at::ones({2}), at::eye(2).to_sparse()}) {
-    const auto course = [&](Training& training) {
-      training.prepare = [&](Batch& batch) { batch.fields = {{"lengths", field}}; };
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfATensorOfTheBatchIsSparseOrNotOnTheDevice) {
+  const std::map<std::string, at::Tensor> fields{{"is on cpu", at::ones({2})}, {"is sparse", at::eye(2).to_sparse()}};
+  for (const auto& [problem, field] : fields) {
+    const auto course = [&, &lengths = field](Training& training) {
+      training.prepare = [&](Batch& batch) { batch.fields = {{"lengths", lengths}}; };
       training.steps(6, {4});
     };
-    EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6), HasSubstr("a tensor of the batch is on cpu"));
+    EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6), HasSubstr("a tensor of the batch " + problem));
   }
 }
 
