@@ -1,5 +1,7 @@
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,11 +14,20 @@ namespace lockstep {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+struct TimedStop {
+  Clock::time_point time{};
+  std::string reason{};
+  StopKind kind = StopKind::none;
+};
+
 /// What the program asked for.
 struct Requests {
   bool stop = false;
   bool checkpoint = false;
   std::string reason{};
+  std::optional<TimedStop> timed{};
 };
 
 }  // namespace
@@ -26,9 +37,11 @@ struct TrainControl::State {
   std::atomic<StopKind> agreed{StopKind::none};
   std::atomic<bool> checkpoint{false};
   std::atomic<bool> asked_for{false};
-  mutable std::mutex mutex;  // guards those below
+  std::atomic<bool> has_timed{false};  // whether `timed` has a value
+  mutable std::mutex mutex;            // guards those below
   std::string reason;
   StopKind reason_kind = StopKind::none;
+  std::optional<TimedStop> timed;
   std::vector<Requests> fits;  // for each running fit: the program's requests to the one around it
 
   // A signal handler uses these; they must be lock-free.
@@ -46,7 +59,26 @@ struct TrainControl::State {
     return false;
   }
 
-  /// Returns the program's requests and clears them.
+  void stop_now(std::string why, StopKind kind) noexcept {
+    if (claim_stop(kind)) {
+      reason = std::move(why);
+      reason_kind = kind;
+    }
+  }
+
+  void set_timed(std::optional<TimedStop> next) noexcept {
+    timed = std::move(next);
+    has_timed.store(timed.has_value());
+  }
+
+  void look_at_time() noexcept {
+    if (timed && Clock::now() >= timed->time) {
+      stop_now(std::move(timed->reason), timed->kind);
+      set_timed(std::nullopt);
+    }
+  }
+
+  /// Returns the program's requests and clears them, except the timed one.
   Requests take() {
     auto own = StopKind::program;
     const bool stopped = stop.compare_exchange_strong(own, StopKind::none);
@@ -61,10 +93,14 @@ TrainControl::TrainControl() : state_(std::make_shared<State>()) {}
 void TrainControl::request_stop(std::string_view reason, StopKind kind) {
   LOCKSTEP_ASSERT(kind != StopKind::none, "a stop request needs a kind");
   const std::lock_guard lock(state_->mutex);
-  if (state_->claim_stop(kind)) {
-    state_->reason = reason;
-    state_->reason_kind = kind;
-  }
+  state_->stop_now(std::string(reason), kind);
+}
+
+void TrainControl::request_stop_at(Clock::time_point time, std::string_view reason, StopKind kind) {
+  LOCKSTEP_ASSERT(kind != StopKind::none, "a stop request needs a kind");
+  const std::lock_guard lock(state_->mutex);
+  state_->set_timed(TimedStop{.time = time, .reason = std::string(reason), .kind = kind});
+  state_->look_at_time();
 }
 
 void TrainControl::request_checkpoint() noexcept { state_->checkpoint.store(true); }
@@ -74,6 +110,10 @@ bool TrainControl::request_stop_from_signal(StopKind kind) noexcept {
 }
 StopKind TrainControl::stop_requested() const noexcept {
   state_->asked_for.store(true);
+  if (state_->has_timed.load()) {
+    const std::lock_guard lock(state_->mutex);
+    state_->look_at_time();
+  }
   return state_->stop.load();
 }
 
@@ -101,7 +141,12 @@ bool TrainControl::take_checkpoint_request() noexcept { return state_->checkpoin
 void TrainControl::begin_fit() {
   const std::lock_guard lock(state_->mutex);
   // Those from before the first fit are for it.
-  state_->fits.push_back(state_->fits.empty() ? Requests() : state_->take());
+  Requests outer;
+  if (!state_->fits.empty()) {
+    outer = state_->take();
+    outer.timed = state_->timed;
+  }
+  state_->fits.push_back(std::move(outer));
 }
 
 void TrainControl::end_fit() noexcept {
@@ -111,9 +156,9 @@ void TrainControl::end_fit() noexcept {
   Requests outer = std::move(state_->fits.back());
   state_->fits.pop_back();
   state_->checkpoint.store(outer.checkpoint);
-  if (outer.stop && state_->claim_stop(StopKind::program)) {
-    state_->reason = std::move(outer.reason);
-    state_->reason_kind = StopKind::program;
+  state_->set_timed(std::move(outer.timed));
+  if (outer.stop) {
+    state_->stop_now(std::move(outer.reason), StopKind::program);
   }
 }
 

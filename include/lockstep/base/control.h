@@ -3,6 +3,7 @@
 // Requests to stop or save a run. Torch-free.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +29,10 @@ class TrainControl {
   /// Asks for a stop and a save after the current step. Thread-safe. The first request counts, but any other kind
   /// replaces `program`.
   void request_stop(std::string_view reason, StopKind kind = StopKind::program);
+  /// request_stop() at a time. The last call counts; its time holds until the end of the fit, also in fits inside it.
+  /// Thread-safe.
+  void request_stop_at(std::chrono::steady_clock::time_point time, std::string_view reason,
+                       StopKind kind = StopKind::program);
   /// Asks for a checkpoint at the next step boundary. Thread-safe.
   void request_checkpoint() noexcept;
   /// request_stop() for a signal handler: async-signal-safe. Returns false if no code has checked for requests yet; the

@@ -20,7 +20,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 struct CheckpointContents;
 
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
-/// two more steps and a save, each as long as the longest so far. run() then returns 75: the same command resumes the
+/// two more steps and a save, each as long as the longest so far, also while it waits for data. run() then returns 75: the same command resumes the
 /// run. The Trainer adds a TimeLimit if the plan knows when the batch job ends. max_time_s is another limit: the
 /// training time of the run over all starts.
 class TimeLimit final : public Callback {

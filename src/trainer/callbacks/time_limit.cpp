@@ -14,9 +14,7 @@ void TimeLimit::on(const StageContext& context) {
     longest_step_ = std::max(longest_step_, now - last_step_);
   }
   last_step_ = now;
-  if (now + needed() >= deadline_) {
-    context.control.request_stop("the time limit is near", StopKind::terminate);
-  }
+  context.control.request_stop_at(deadline_ - needed(), "the time limit is near", StopKind::terminate);
 }
 
 }  // namespace lockstep

@@ -1,3 +1,5 @@
+#include <chrono>
+
 #include <gtest/gtest.h>
 
 #include <lockstep/base/control.h>
@@ -71,6 +73,28 @@ TEST(TrainControl, AFitInsideAnotherOneHasRequestsOfItsOwn) {
   control.request_stop_from_signal(StopKind::terminate);
   control.end_fit();
   EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for both";
+}
+
+TEST(TrainControl, StopsAtATimeUntilTheEndOfTheFit) {
+  const auto now = std::chrono::steady_clock::now();
+  TrainControl control;
+  control.begin_fit();
+  control.request_stop_at(now + std::chrono::hours(1), "late", StopKind::terminate);
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  control.request_stop_at(now + std::chrono::milliseconds(20), "soon");
+  control.begin_fit();
+  while (control.stop_requested() == StopKind::none) {
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - now, std::chrono::milliseconds(20));
+  EXPECT_EQ(control.stop_reason(), "soon");
+  control.end_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::program) << "the fit around it, too";
+  EXPECT_EQ(control.stop_reason(), "soon");
+  control.end_fit();
+  control.begin_fit();
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  control.request_stop_at(now, "late", StopKind::terminate);
+  EXPECT_EQ(control.stop_reason(), "late") << "its time is over";
 }
 
 TEST(TrainControl, CopiesShareRequests) {

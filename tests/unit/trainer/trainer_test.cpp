@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -349,6 +351,33 @@ TEST(Trainer, StopsAndSavesBeforeTheEndOfTheJob) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1)) << "and not much before";
   EXPECT_THAT(result.why, HasSubstr("time limit"));
   EXPECT_FALSE(std::filesystem::is_empty(dir.path() / "run" / "checkpoints"));
+}
+
+TEST(Trainer, StopsBeforeTheEndOfTheJobWhileARankWaitsForData) {
+  for (const int ranks : {1, 2}) {
+    Plan plan = plan_for(ranks, in_memory({.max_epochs = 0, .max_steps = 10, .batch_size = 1}));
+    plan.facts.job_end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    thread_world(ranks, [&](World& world) {
+      std::promise<void> closed;
+      std::shared_future<void> end = closed.get_future().share();
+      const auto three = [end](std::int64_t, int rank, int) -> SampleSource {
+        return [end, rank, i = std::int64_t{0}]() mutable -> std::optional<Batch> {
+          if (i == 3 && rank == 0) {
+            end.wait();
+          }
+          const std::vector<std::int64_t> id{i++ % 3};
+          Batch sample = tiny_data(3)->get(id, {});
+          return Batch{.input = sample.input[0], .target = sample.target[0]};
+        };
+      };
+      DataLoader data(sample_stream(three, {}, [&closed] { closed.set_value(); }), plan.loader, world);
+      TinyTask task;
+      const FitResult result = Trainer(plan, world).fit(task, data);
+      EXPECT_EQ(result.stop, StopKind::terminate);
+      EXPECT_THAT(result.why, HasSubstr("time limit"));
+      EXPECT_LE(result.state.step, 3);
+    });
+  }
 }
 
 // The slowest step and save so far decide how early the limit acts.
