@@ -14,6 +14,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -36,13 +37,22 @@ namespace {
 
 using Path = std::filesystem::path;
 
-// The sort key of each row. Samples of a stream have no ids; they are in the order of the steps.
+// The sort keys of each row. Samples of a stream have no ids; they are in the order of the steps.
 constexpr const char* kIds = "ids";
 constexpr const char* kSteps = "steps";
+constexpr const char* kLoaders = "loaders";  // of a CombinedLoader
 
 /// The tensors with this number of all parts.
 at::Tensor column(const std::vector<NamedTensors>& parts, std::size_t number) {
   return at::cat(mapped(parts, [&](const NamedTensors& part) { return part.at(number).second; }));
+}
+
+/// Rows with equal values stay in their order.
+void sort_by(const at::Tensor& values, NamedTensors& rows) {
+  const at::Tensor order = std::get<1>(at::sort(values, /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  for (auto& [name, tensor] : rows) {
+    tensor = tensor.index_select(0, order);
+  }
 }
 
 /// Rows of all parts in the order of their keys. `parts`: in the order of time and rank.
@@ -54,9 +64,9 @@ NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   for (std::size_t i = 0; i < parts.front().size(); ++i) {
     all.emplace_back(parts.front()[i].first, column(parts, i));
   }
-  const at::Tensor order = std::get<1>(at::sort(all.front().second, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  for (auto& [name, tensor] : all) {
-    tensor = tensor.index_select(0, order);
+  sort_by(all.front().second, all);
+  if (all.size() > 1 && all[1].first == kLoaders) {
+    sort_by(all[1].second, all);
   }
   if (all.front().first == kSteps) {
     all.erase(all.begin());
@@ -86,7 +96,7 @@ struct PartList {
 
 Path part_list_file(const Path& directory) { return directory / "predictions.json"; }
 
-std::string text_of(const PartList& progress) {
+std::string part_list_text(const PartList& progress) {
   const LoaderPosition& at = progress.position;
   return dump_json({{"format", 1},
                     {"weights", progress.weights},
@@ -189,7 +199,8 @@ Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config,
       config_(config),
       callbacks_(callbacks),
       at_(at),
-      least_stop_(least_stop) {
+      least_stop_(least_stop),
+      is_combined_(dynamic_cast<const CombinedLoader*>(&data) != nullptr) {
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world_);
   }
@@ -199,7 +210,7 @@ void Prediction::add(const Batch& batch) {
   NamedTensors results =
       in_precision(config_, world_.device().type(), batch, [this](const Batch& b) { return task_.predict_step(b); });
   for (auto& [name, tensor] : results) {
-    if (name == kIds || name == kSteps) {
+    if (name == kIds || name == kSteps || name == kLoaders) {
       throw Error(fmt::format("predict_step() returned a tensor '{}', which is a name of lockstep", name),
                   "use another name");
     }
@@ -233,6 +244,9 @@ void Prediction::add(const Batch& batch) {
   const std::vector<std::int64_t> rows = rows_of_samples(batch);
   for (const std::int64_t row : rows) {
     keys_.push_back(has_ids_ ? batch.ids[static_cast<std::size_t>(row)] : step_);
+  }
+  if (is_combined_) {
+    loaders_.insert(loaders_.end(), rows.size(), static_cast<std::int64_t>(batch.loader));
   }
   if (rows.empty()) {
     return;
@@ -277,6 +291,9 @@ NamedTensors Prediction::take() {
   NamedTensors rows;
   if (!results_.empty()) {
     rows.emplace_back(has_ids_ ? kIds : kSteps, at::tensor(std::exchange(keys_, {}), at::kLong));
+    if (is_combined_) {
+      rows.emplace_back(kLoaders, at::tensor(std::exchange(loaders_, {}), at::kLong));
+    }
     for (std::size_t i = 0; i < results_.front().size(); ++i) {
       rows.emplace_back(results_.front()[i].first, column(results_, i));
     }
@@ -391,7 +408,7 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     progress.complete = end == End::epoch;
     progress.position = data_.position();
     if (world_.is_main()) {
-      write_file(fs, part_list_file(directory), text_of(progress));
+      write_file(fs, part_list_file(directory), part_list_text(progress));
     }
     written_ = step_;
     if (end == End::stop) {

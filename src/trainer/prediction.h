@@ -40,7 +40,7 @@ class Prediction {
   /// Collective. Predicts until the epoch ends, a stop is agreed, or so many steps are done; 0: no such limit.
   End run_steps(std::int64_t most);
   void add(const Batch& batch);
-  /// What this rank has predicted since the last call: the sort key, then the results.
+  /// What this rank has predicted since the last call: the sort keys, then the results.
   NamedTensors take();
 
   Task& task_;
@@ -50,9 +50,11 @@ class Prediction {
   CallbackList& callbacks_;
   StageContext at_;
   std::optional<StopKind> least_stop_;
+  const bool is_combined_;  // each loader has ids of its own
   std::int64_t step_ = 0;     // of the prediction
   std::int64_t written_ = 0;  // steps whose results are in files
   std::vector<std::int64_t> keys_{};
+  std::vector<std::int64_t> loaders_{};
   bool has_ids_ = true;
   std::string layout_{};  // of the results of this rank
   std::vector<NamedTensors> results_{};

@@ -74,8 +74,9 @@ class Trainer {
 
   /// Collective. Calls Task::predict_step for every sample of one epoch of `data`, each once, in evaluation mode
   /// without gradients. The main rank gets the results of all samples, on the CPU: "ids" [N] and the tensors of
-  /// predict_step, [N, ...], in the order of the ids; a stream has no ids, and its order is that of the steps. The
-  /// other ranks get {}. Throws: Stopped, Error (a result without a row for each sample; ranks with different
+  /// predict_step, [N, ...], in the order of the ids; a stream has no ids, and its order is that of the steps. Of
+  /// a CombinedLoader also "loaders" [N], the index of each sample's loader; the samples of the first loader come
+  /// first. The other ranks get {}. Throws: Stopped, Error (a result without a row for each sample; ranks with different
   /// results), DataError if `data` has no samples.
   NamedTensors predict(Task& task, BatchSource& data);
   /// Collective. The same into files, for results that do not fit into memory: each rank writes one file per

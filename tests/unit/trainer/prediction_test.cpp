@@ -16,6 +16,8 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
+#include <lockstep/tensor/named_tensors.h>
 
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -197,6 +199,38 @@ TEST(Predict, OfAStreamIsInTheOrderOfItsSteps) {
         ASSERT_EQ(found.size(), 1U);
         EXPECT_TRUE(found[0].second.equal(order)) << found[0].second;
         EXPECT_TRUE(load_predictions(dir.path() / "out").at(0).second.equal(order));
+      }
+    });
+  }
+}
+
+// The ids 0 to 4 are in both loaders.
+TEST(Predict, KeepsTheLoadersOfACombinedLoaderApart) {
+  class Echo final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input.select(1, 0)}}; }
+  };
+  std::vector<std::int64_t> all(12);
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<std::int64_t> of_second(all.begin() + 5, all.end());
+  const at::Tensor expected = tiny_data(12)->get(all, {}).input.select(1, 0);
+  for (const int ranks : {1, 2, 3}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = prediction_plan(ranks);
+      DataLoader first(take(tiny_data(12), 5), plan.eval_loader, world);
+      DataLoader second(subset(tiny_data(12), of_second), plan.eval_loader, world);
+      CombinedLoader both({&first, &second}, CombineMode::max_size);
+      Echo task;
+      Trainer trainer(plan, world);
+      const NamedTensors found = trainer.predict(task, both);
+      trainer.predict(task, both, dir.path() / "out", 1);
+      if (world.is_main()) {
+        const at::Tensor loaders = at::tensor({0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1}, at::kLong);
+        for (const NamedTensors& results : {found, load_predictions(dir.path() / "out")}) {
+          EXPECT_TRUE(tensor_of(results, "loaders").equal(loaders));
+          EXPECT_TRUE(tensor_of(results, "x").equal(expected)) << tensor_of(results, "x");
+        }
       }
     });
   }
