@@ -29,6 +29,7 @@ LOADS = {
     "lockstep, verified": ("ours", "load"),
     "torch.load": ("peer", "torch_load"),
     "torch.load, every byte touched": ("peer", "torch_load_touched"),
+    "torch.load(mmap=True), every byte touched": ("peer", "torch_load_mapped_touched"),
     "safetensors, every byte touched": ("peer", "safetensors_load_touched"),
 }
 
@@ -104,7 +105,7 @@ def main():
 {args.mib} MiB of float32 in tensors of 4 MiB, one process. A save is over when it is durable: fsync of a new file and of its
 directory; lockstep's also has checksums, a manifest, the renames of the commit and the links. Everybody deletes the old file
 afterwards, and the next contestant begins when it is deleted. Loads come from the page cache;
-lockstep's compares every checksum. A save in the background is timed until the loop may go on; the next one begins when it is durable.
+lockstep's compares every checksum; everybody's ends with tensors. A save in the background is timed until the loop may go on; the next one begins when it is durable.
 `memcpy` is torch's copy into memory that is there: what any copy costs. Ratios are formed within a round: median [95 % bootstrap interval].
 
 - machine: {report.machine()}; load when it began: {load:.1f}

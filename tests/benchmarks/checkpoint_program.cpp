@@ -109,10 +109,7 @@ class Run {
 
   double load() {
     const auto start = std::chrono::steady_clock::now();
-    const lockstep::CheckpointDir directory(lockstep::real_file_system(), directory_);
-    const auto file = directory.manifest(step_).files.at(0);
-    const Memory bytes(static_cast<std::byte*>(std::malloc(static_cast<std::size_t>(file.size))));
-    directory.read(step_, file, {bytes.get(), static_cast<std::size_t>(file.size)});
+    const lockstep::CheckpointContents loaded = store_.load(step_);
     return seconds_since(start);
   }
 

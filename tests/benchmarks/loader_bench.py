@@ -20,7 +20,7 @@ OURS = {"lockstep cifar": "cifar/0/real_time", "lockstep cifar, 2 workers": "cif
 THEIRS = {"DataLoader, workers 0": "workers0", "DataLoader, workers 2": "workers2",
           "batched indices, numpy": "batched_numpy", "numpy take(out=), multiply(out=)": "numpy_out",
           "nanoGPT get_batch": "nanogpt", "torch gather": "torch", "torch rows of a strided view": "windows"}
-GOALS = {"cifar": {"workers0": 12, "workers2": 22, "batched_numpy": 2.5, "numpy_out": 1.5},
+GOALS = {"cifar": {"workers0": 15, "workers2": 22, "batched_numpy": 2, "numpy_out": 1.3},
          "tokens": {"workers0": 18, "workers2": 85, "nanogpt": 18, "torch": 2.7}}
 
 

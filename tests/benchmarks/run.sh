@@ -5,12 +5,12 @@
 #   tests/benchmarks/run.sh step exchange           # only these
 #   tests/benchmarks/run.sh --rounds 2 launch       # to see that it works; the figures mean little
 #
-# Questions: step, exchange, launch, failure, loader, sampler, checkpoint, resume, scaling. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
-# Sets up what is missing: the build, and a Python environment with the peers (Lightning, Accelerate, torchdata, safetensors) in build/benchmarks.
+# Questions: overhead, step, exchange, launch, failure, loader, sampler, checkpoint, resume, scaling. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
+# Sets up what is missing: the build, and a Python environment with the peers (Lightning, Accelerate, torchdata, safetensors; matplotlib draws) in build/benchmarks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-known=(step exchange launch failure loader sampler checkpoint resume scaling)
+known=(overhead step exchange launch failure loader sampler checkpoint resume scaling)
 out=build/benchmarks
 rounds=()
 questions=()
@@ -50,7 +50,7 @@ if [ ! -e "$venv/complete" ]; then
   "$python" -m venv "$venv"
   site_packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   dirname "$(readlink -f "$LOCKSTEP_LIBTORCH")" >"$site_packages/torch_of_lockstep.pth"
-  "$venv/bin/pip" install --quiet numpy lightning accelerate torchdata safetensors
+  "$venv/bin/pip" install --quiet numpy matplotlib lightning accelerate torchdata safetensors
   touch "$venv/complete"
 fi
 
@@ -65,6 +65,7 @@ measure() {
 peers=(--python "$venv/bin/python")
 for question in "${questions[@]}"; do
   case $question in
+    overhead) "$programs/step_overhead" | tee "$out/step_overhead_cpu_$(date +%F).txt" ;; # chooses its rounds itself
     step | exchange) measure "$question" exchange_program "${peers[@]}" ;;
     failure) measure failure failing_program "${peers[@]}" ;;
     loader | sampler) measure "$question" "${question}_bench" "${peers[@]}" ;;

@@ -1,6 +1,7 @@
 // What the Trainer costs per step, beside the same loop written by hand with the same optimizer, and beside forward and
 // backward alone. "all on": with clipping, a schedule, an average of the weights and a metric, in both. "memory
-// returned": with memory.keep_freed off.
+// returned": with memory.keep_freed off. "watched": a metric, early stopping by it, and every 50 steps a report with
+// the times of the phases of each rank; its ratio is to the Trainer.
 //
 // One process, one thread. A round runs every contestant once in random order; ratios are formed within a round.
 // Reported: the smallest and the median time of a step, and the median ratio to the hand-written loop that does the
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -101,6 +103,13 @@ class MeasuredTask final : public lockstep::Task {
   Net net_;
 };
 
+double run_trainer_with_metric(lockstep::Session& session, Net net, const lockstep::Batch& batch, std::int64_t steps) {
+  MeasuredTask task(std::move(net));
+  OneBatch data(batch, steps);
+  lockstep::Trainer(session).fit(task, data);
+  return data.seconds();
+}
+
 double run_trainer_with_all(lockstep::Session& session, Net net, const lockstep::Batch& batch, std::int64_t steps) {
   MeasuredTask task(std::move(net));
   OneBatch data(batch, steps);
@@ -181,6 +190,13 @@ int main() {
   config.optim.max_grad_norm = 0;
   config.memory.keep_freed = false;
   lockstep::Session returning = lockstep::Session::single(config);
+  config.memory.keep_freed = true;
+  const auto directory = std::filesystem::temp_directory_path() / "lockstep_step_overhead";
+  std::filesystem::remove_all(directory);
+  config.run_dir = directory;
+  config.early_stop = {.metric = "accuracy", .mode = lockstep::MonitorMode::max, .patience = 1'000'000'000};
+  config.report = {.every_steps = 50, .progress = false, .step_times = true};
+  lockstep::Session watching = lockstep::Session::single(config);
   at::set_num_threads(1);
   std::mt19937 random(1);
   struct Model {
@@ -193,12 +209,14 @@ int main() {
   for (const auto& [name, layers, width, steps, rounds] :
        {Model{.name = "MLP, 3 layers of 32, batch 16", .layers = 2, .width = 32, .steps = 300, .rounds = 60},
         Model{.name = "deep, 100 layers of 64, batch 16", .layers = 100, .width = 64, .steps = 25, .rounds = 60},
+        Model{.name = "MLP, 4 layers of 512, batch 16", .layers = 4, .width = 512, .steps = 100, .rounds = 30},
         Model{.name = "large, 4 layers of 2048, batch 16", .layers = 4, .width = 2048, .steps = 5, .rounds = 20}}) {
     const lockstep::Batch batch{.input = torch::randn({16, width}), .target = torch::randint(10, {16}), .samples = 16};
     const std::map<std::string, std::function<double()>> contestants{
         {"trainer", [&] { return run_trainer(session, Net(layers, width), batch, steps); }},
         {"memory returned", [&] { return run_trainer(returning, Net(layers, width), batch, steps); }},
         {"hand loop", [&] { return run_hand_loop(Net(layers, width), batch, steps); }},
+        {"watched", [&] { return run_trainer_with_metric(watching, Net(layers, width), batch, steps); }},
         {"floor", [&] { return run_floor(Net(layers, width), batch, steps); }},
         {"trainer, all on", [&] { return run_trainer_with_all(clipping, Net(layers, width), batch, steps); }},
         {"hand loop, all on", [&] { return run_hand_loop_with_all(Net(layers, width), batch, steps); }}};
@@ -215,8 +233,10 @@ int main() {
     }
     fmt::print("{} ({} rounds of {} steps)\n", name, rounds, steps);
     for (const std::string contestant :
-         {"floor", "hand loop", "trainer", "memory returned", "hand loop, all on", "trainer, all on"}) {
-      const std::string peer = contestant.ends_with("all on") ? "hand loop, all on" : "hand loop";
+         {"floor", "hand loop", "trainer", "memory returned", "hand loop, all on", "trainer, all on", "watched"}) {
+      const std::string peer = contestant == "watched"          ? "trainer"
+                               : contestant.ends_with("all on") ? "hand loop, all on"
+                                                                : "hand loop";
       std::vector<double> ratios;
       for (std::size_t i = 0; i < static_cast<std::size_t>(rounds); ++i) {
         ratios.push_back(seconds[contestant][i] / seconds[peer][i]);
@@ -237,4 +257,5 @@ int main() {
     }
     std::fflush(stdout);
   }
+  std::filesystem::remove_all(directory);
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 import report
 
 PEERS = Path(__file__).parent / "peers"
+COLOURS = ["#1a7f64", "#8a8f98"]  # the first contestant and the others
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ MODELS = [
     Model("CNN, 3 convolutions of 32 channels", 3, 32, 200, images=True),
     Model("MLP, 4 layers of 1024", 4, 1024, 50),
     Model("large, 4 layers of 2048", 4, 2048, 20),
+    Model("largest, 7 layers of 4096", 7, 4096, 3),
 ]
 
 
@@ -71,6 +73,7 @@ def require_same_work(losses):
 
 
 def compare(args, title, contestants, packages):
+    ratios_of_models = {}
     lines = [report.title(title), "",
              f"{report.machine()}, load {report.load():.1f} at the start, one thread per process"
              + (f", {report.versions(args.python, *packages)}." if args.python else "."),
@@ -89,8 +92,35 @@ def compare(args, title, contestants, packages):
         reference, *_ = commands
         lines += ["", f"## {model.name}, batch of 16 per process", "",
                   f"| contestant | best us | median us | times the step of {reference} |", "|---|---|---|---|"]
+        ratios_of_models[model.name] = {}
         for name, all_times in times.items():
             ratios = sorted(mine / other for mine, other in zip(all_times, times[reference]))
+            ratios_of_models[model.name][name] = ratios
             lines.append(f"| {name} | {min(all_times):.0f} | {statistics.median(all_times):.0f} | "
                          f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}] |")
+    if args.report:
+        picture = Path(args.report).with_suffix(".svg")
+        plot(picture, ratios_of_models)
+        lines[2:2] = [f"![Ratios of all contestants]({picture.name})", ""]
     report.write("\n".join(lines) + "\n", args.report)
+
+
+def plot(file, ratios_of_models):
+    """A row of bars for each model: medians of the ratios, with their range."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(len(ratios_of_models), figsize=(8, 1.6 * len(ratios_of_models)), sharex=True)
+    for axes, (model, contestants) in zip(rows, ratios_of_models.items()):
+        medians = [statistics.median(ratios) for ratios in contestants.values()]
+        below = [median - ratios[0] for median, ratios in zip(medians, contestants.values())]
+        above = [ratios[-1] - median for median, ratios in zip(medians, contestants.values())]
+        colours = COLOURS[:1] + COLOURS[1:] * (len(medians) - 1)
+        axes.barh(list(contestants), medians, xerr=[below, above], color=colours, ecolor="#555555")
+        axes.set_title(model, loc="left", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.invert_yaxis()
+    rows[-1].set_xlabel(f"time of a step, in those of {next(iter(contestants))}", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file)

@@ -77,6 +77,7 @@ jobs = {
     "safetensors_save": lambda: durable("state.safetensors", lambda path: save_file(state, path)),
     "torch_load": lambda: torch.load(folder / "state.pt", weights_only=True),
     "torch_load_touched": lambda: touched(torch.load(folder / "state.pt", weights_only=True)),
+    "torch_load_mapped_touched": lambda: touched(torch.load(folder / "state.pt", weights_only=True, mmap=True)),
     "safetensors_load_touched": lambda: touched(load_file(folder / "state.safetensors")),
 }
 for line in sys.stdin:
