@@ -47,6 +47,14 @@ namespace lockstep {
 
 namespace {
 
+// No rank has acted on a request to stop, so the launcher does what the main rank does. Returns the exit code.
+int end_without_ranks(ExitCode code, const Plan& plan, const Identity& identity, const Variables& environment) {
+  if (code == ExitCode::stopped && plan.config.dist.requeue && identity.node == 0) {
+    queue_again(environment);
+  }
+  return static_cast<int>(code);
+}
+
 // `identity`: of this node, if a launcher started this process once per node.
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
               const Variables& environment) {
@@ -101,8 +109,13 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
   request.environment = Variables(std::move(variables));
   request.terminal_status = probe_terminal(STDERR_FILENO, environment).interactive;
-  return launch_workers(request).exit_code;
+  const LaunchReport report = launch_workers(request);
+  return report.ended_by_signal
+             ? end_without_ranks(static_cast<ExitCode>(report.exit_code), plan, identity, environment)
+             : report.exit_code;
 }
+
+ExitCode stop_code(int signal) { return signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped; }
 
 bool launched_by_us(const std::optional<Identity>& identity) { return identity && identity->control_fd >= 0; }
 
@@ -130,22 +143,15 @@ void show(const Plan& plan, const std::optional<Identity>& identity) {
   }
 }
 
-// Nodes may start different numbers of ranks if their numbers of GPUs differ. Returns the exit code if a signal
-// arrived.
-std::optional<int> exchange_with_other_nodes(Identity& identity, const Plan& plan) {
-  SignalInbox signals;
+// Nodes may start different numbers of ranks if their numbers of GPUs differ.
+RanksPerNode exchange_with_other_nodes(const Identity& identity, const Plan& plan, SignalInbox& signals) {
   const NodeExchange exchange{.node = identity.node,
                               .nodes = identity.nodes,
                               .address = identity.master_addr,
                               .port = identity.master_port,
                               .run_id = identity.run_id};
-  RanksPerNode told = exchange_ranks_per_node(exchange, plan.local_world_size(),
-                                              to_milliseconds(plan.config.dist.init_timeout_s), signals);
-  identity.ranks_per_node = std::move(told.ranks);
-  if (told.signal) {
-    return static_cast<int>(*told.signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped);
-  }
-  return std::nullopt;
+  return exchange_ranks_per_node(exchange, plan.local_world_size(), to_milliseconds(plan.config.dist.init_timeout_s),
+                                 signals);
 }
 
 int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
@@ -194,18 +200,29 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print("{}", dry_run_text(plan, identity));
     return 0;
   }
+  std::optional<SignalInbox> held;  // the launcher handles signals that arrived before its start
   if (starts_ranks(identity) && plan.nodes > 1) {
-    if (const auto stopped = exchange_with_other_nodes(*identity, plan)) {
-      return *stopped;
+    held.emplace();
+    RanksPerNode told = exchange_with_other_nodes(*identity, plan, *held);
+    if (told.signal) {
+      return end_without_ranks(stop_code(*told.signal), plan, *identity, environment);
     }
+    identity->ranks_per_node = std::move(told.ranks);
     plan = make_plan();
   }
   const bool restarts = plan.config.memory.halve_batch || plan.config.dist.max_restarts > 0;
   if (starts_ranks(identity) && (plan.world_size > plan.nodes || restarts)) {
-    // A user who reads the table may request a stop. The launcher handles signals that arrived before its start.
-    const SignalInbox held;
+    if (!held) {
+      held.emplace();  // a user who reads the table may request a stop
+    }
     show(plan, identity);
     return supervise(plan, identity.value_or(Identity{}), argv, environment);
+  }
+  if (held) {
+    if (const auto signal = held->take_stop()) {
+      return end_without_ranks(stop_code(*signal), plan, *identity, environment);
+    }
+    held.reset();  // this process is the rank
   }
   TrainControl control;
   // Signals are handled from the table on, as above. A launcher's SIGTERM must not interrupt the report of a failure.
@@ -221,6 +238,10 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
   static std::atomic<bool> called{false};
   open_standard_descriptors();
   try {
+    if (argc < 1) {
+      throw ConfigError("lockstep::run: argv is empty, expected the name of the program first",
+                        "pass argc and argv of main");
+    }
     if (called.exchange(true)) {
       throw ConfigError("lockstep::run was called twice in this process",
                         "call it once, and train as often as you like inside its worker function");

@@ -167,17 +167,6 @@ void print_rank_places(Session& session) {
   log(LogLevel::debug, describe_ranks(places));
 }
 
-// The run is saved, so a failed requeue does not make it a failed run.
-void queue_again(const Variables& environment) {
-  try {
-    if (!run_requeue(requeue_command(environment), environment)) {
-      log_info("the job is not queued again: it was cancelled, or is queued already");
-    }
-  } catch (const Error& error) {
-    log_warning(error_text(error));
-  }
-}
-
 /// One rank from its start to its exit code.
 class RankProcess {
  public:

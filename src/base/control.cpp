@@ -1,7 +1,8 @@
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <lockstep/base/control.h>
 
 #include "base/assertion.h"
+#include "base/option_check.h"
 
 namespace lockstep {
 
@@ -17,18 +19,26 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct TimedStop {
-  Clock::time_point time{};
+  Clock::time_point time = Clock::time_point::max();
   std::string reason{};
-  StopKind kind = StopKind::none;
 };
+
+using TimedStops = std::array<TimedStop, 4>;  // by StopKind
 
 /// What the program asked for.
 struct Requests {
   bool stop = false;
   bool checkpoint = false;
   std::string reason{};
-  std::optional<TimedStop> timed{};
+  TimedStops timed{};
 };
+
+void check(StopKind kind, std::string function) {
+  OptionCheck(std::move(function))
+      .refuse_if(kind == StopKind::none, "kind is none, expected who asks for the stop",
+                 "leave kind out if the program itself asks")
+      .throw_problems();
+}
 
 }  // namespace
 
@@ -37,11 +47,11 @@ struct TrainControl::State {
   std::atomic<StopKind> agreed{StopKind::none};
   std::atomic<bool> checkpoint{false};
   std::atomic<bool> asked_for{false};
-  std::atomic<bool> has_timed{false};  // whether `timed` has a value
+  std::atomic<bool> has_timed{false};  // whether one of `timed` has a time
   mutable std::mutex mutex;            // guards those below
   std::string reason;
   StopKind reason_kind = StopKind::none;
-  std::optional<TimedStop> timed;
+  TimedStops timed;
   std::vector<Requests> fits;  // for each running fit: the program's requests to the one around it
 
   // A signal handler uses these; they must be lock-free.
@@ -66,15 +76,17 @@ struct TrainControl::State {
     }
   }
 
-  void set_timed(std::optional<TimedStop> next) noexcept {
+  void set_timed(TimedStops next) noexcept {
     timed = std::move(next);
-    has_timed.store(timed.has_value());
+    has_timed.store(std::ranges::any_of(timed, [](const TimedStop& each) { return each.time != TimedStop().time; }));
   }
 
   void look_at_time() noexcept {
-    if (timed && Clock::now() >= timed->time) {
-      stop_now(std::move(timed->reason), timed->kind);
-      set_timed(std::nullopt);
+    const Clock::time_point now = Clock::now();
+    for (std::size_t kind = 0; kind < timed.size(); ++kind) {
+      if (now >= timed[kind].time) {
+        stop_now(std::exchange(timed[kind], {}).reason, static_cast<StopKind>(kind));
+      }
     }
   }
 
@@ -91,16 +103,19 @@ struct TrainControl::State {
 TrainControl::TrainControl() : state_(std::make_shared<State>()) {}
 
 void TrainControl::request_stop(std::string_view reason, StopKind kind) {
-  LOCKSTEP_ASSERT(kind != StopKind::none, "a stop request needs a kind");
+  check(kind, "request_stop");
   const std::lock_guard lock(state_->mutex);
   state_->stop_now(std::string(reason), kind);
 }
 
 void TrainControl::request_stop_at(Clock::time_point time, std::string_view reason, StopKind kind) {
-  LOCKSTEP_ASSERT(kind != StopKind::none, "a stop request needs a kind");
+  check(kind, "request_stop_at");
   const std::lock_guard lock(state_->mutex);
-  state_->set_timed(TimedStop{.time = time, .reason = std::string(reason), .kind = kind});
-  state_->look_at_time();
+  TimedStop& timed = state_->timed[static_cast<std::size_t>(kind)];
+  if (time < timed.time) {
+    timed = {.time = time, .reason = std::string(reason)};
+    state_->has_timed.store(true);
+  }
 }
 
 void TrainControl::request_checkpoint() noexcept { state_->checkpoint.store(true); }
@@ -119,6 +134,7 @@ StopKind TrainControl::stop_requested() const noexcept {
 
 std::string TrainControl::stop_reason() const {
   const std::lock_guard lock(state_->mutex);
+  state_->look_at_time();
   const StopKind kind = state_->stop.load();
   if (kind == state_->reason_kind && !state_->reason.empty()) {
     return state_->reason;

@@ -15,7 +15,8 @@
 namespace lockstep {
 
 std::shared_ptr<MappedFile> MappedFile::open(const Path& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe without a writer would be waited for.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
     throw_io_error("open", path, errno);

@@ -16,8 +16,8 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/world/world.h>
 
-#include "base/assertion.h"
 #include "base/duration.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "checkpoint/contents_broadcast.h"
 #include "checkpoint/contents_files.h"
@@ -35,7 +35,13 @@ std::string to_bytes(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return {};
   }
-  LOCKSTEP_ASSERT(tensor.scalar_type() == at::kByte && tensor.dim() == 1, "per-rank state is a row of bytes");
+  const bool is_row_of_bytes = tensor.scalar_type() == at::kByte && tensor.dim() == 1;
+  OptionCheck("CheckpointContents")
+      .refuse_if(!is_row_of_bytes,
+                 fmt::format("per_rank is a {}-dimensional tensor of {}, expected a row of bytes", tensor.dim(),
+                             c10::toString(tensor.scalar_type())),
+                 "give it one dimension and the dtype kByte, or put the tensor into `tensors`")
+      .throw_problems();
   const at::Tensor host = tensor.to(at::kCPU).contiguous();
   return {static_cast<const char*>(host.const_data_ptr()), host.nbytes()};
 }

@@ -1,6 +1,7 @@
 #include "checkpoint/kept_checkpoints.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <functional>
 #include <limits>
 #include <string_view>
@@ -151,13 +152,35 @@ void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& content
         kept_steps(known_whole_.value_or(std::numeric_limits<std::int64_t>::max())));
   }
   keep_damaged();
-  const auto writer = directory_.begin(step, bytes);
-  write_contents(*writer, step, contents, per_rank);
-  writer->commit();
+  for (bool is_written = false; !is_written;) {
+    try {
+      const auto writer = directory_.begin(step, bytes);
+      write_contents(*writer, step, contents, per_rank);
+      writer->commit();
+      is_written = true;
+    } catch (const IoError& error) {
+      if (!make_room_after(error)) {
+        throw;
+      }
+    }
+  }
   known_whole_ = step;
   note_values(step, contents.values);
   retain(step);
   link(step, contents.values);
+}
+
+// A quota is not in the free space of the disk, and the files are larger than their tensors.
+bool KeptCheckpoints::make_room_after(const IoError& error) {
+  const std::size_t before = directory_.steps().size();
+  const bool is_full = error.number() == ENOSPC || error.number() == EDQUOT;
+  if (config_.keep_all || !is_full || before <= 2) {
+    return false;
+  }
+  if (const auto whole = newest_whole()) {
+    directory_.retain(static_cast<int>(before) - 1, *whole, kept_steps(*whole));
+  }
+  return directory_.steps().size() < before;
 }
 
 // Deletes nothing until at least one checkpoint is known to be undamaged.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/config/train_config.h>
@@ -47,6 +48,8 @@ class KeptCheckpoints {
   void note_values(std::int64_t step, const std::map<std::string, std::string>& values);
   /// Best first; among equals the first one first.
   std::vector<std::int64_t> by_score() const;
+  /// After a save that found no room: deletes the oldest checkpoint. False: that is no help, or none may go.
+  bool make_room_after(const IoError& error);
   std::optional<std::int64_t> newest_whole();
   /// The run continued without them. Keeps them for inspection: neither a save nor retention touches them.
   void keep_damaged();

@@ -92,8 +92,14 @@ std::string hint_for(const Mismatch& mismatch, const ModuleNames& own, bool any_
                      : hint + ", or give its tensors the names of this model with rename()";
 }
 
-/// Throws: CheckpointError.
-Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial) {
+/// In the dtype of `own` if both are floating-point numbers.
+at::Tensor converted(const at::Tensor& tensor, const at::Tensor& own) {
+  const bool is_convertible = tensor.is_floating_point() && own.is_floating_point();
+  return is_convertible ? tensor.to(own.scalar_type()) : tensor;
+}
+
+/// `converts`: weights of another precision match, too. Throws: CheckpointError.
+Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_partial, bool converts = false) {
   const auto find = [&](const std::string& name) {
     auto found = own.index.find(name);
     std::string_view rest = name;
@@ -110,14 +116,16 @@ Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_part
   Mismatch mismatch;
   Match result{.sources = std::vector<at::Tensor>(own.tensors.size())};
   std::vector<bool> given(own.tensors.size(), false);
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, saved] : tensors) {
     const auto found = find(name);
     if (found == own.index.end()) {
       mismatch.unexpected.push_back(name);
       continue;
     }
     given[found->second] = true;
-    if (mismatch.compare(found->first, tensor, own.tensors[found->second].second)) {
+    const at::Tensor& mine = own.tensors[found->second].second;
+    const at::Tensor tensor = converts ? converted(saved, mine) : saved;
+    if (mismatch.compare(found->first, tensor, mine)) {
       result.sources[found->second] = tensor;
     }
   }
@@ -150,9 +158,11 @@ void check_module(const torch::nn::Module& module, const NamedTensors& tensors) 
   match(names_of(module), tensors, /*allow_partial=*/false);
 }
 
-LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
+namespace {
+
+LoadReport load(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial, bool converts) {
   const ModuleNames own = names_of(module);
-  Match matched = match(own, tensors, allow_partial);
+  Match matched = match(own, tensors, allow_partial, converts);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < matched.sources.size(); ++i) {
     if (matched.sources[i].defined()) {
@@ -160,6 +170,16 @@ LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, b
     }
   }
   return std::move(matched.report);
+}
+
+}  // namespace
+
+LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
+  return load(module, tensors, allow_partial, /*converts=*/false);
+}
+
+LoadReport load_converted(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
+  return load(module, tensors, allow_partial, /*converts=*/true);
 }
 
 NamedTensors rename(const NamedTensors& tensors, const std::function<std::string(const std::string&)>& name) {

@@ -179,6 +179,20 @@ class Parser {
                "rename the program's flag");
       }
     }
+    for (const ProgramFlag& positional : positionals_) {
+      if (!taken.insert(positional.name).second) {
+        refuse(fmt::format("{}: the program declares a positional argument with the name of another flag or argument",
+                           positional.name),
+               "rename the positional argument");
+      }
+    }
+    const std::vector<std::string> fields = field_names();
+    for (const std::string& field : positional_fields_) {
+      if (std::ranges::find(fields, field) == fields.end()) {
+        refuse(fmt::format("Flags::positional(\"{}\"): unknown setting", printable(field)),
+               hint_for_unknown(field, fields, "", "see --help-all for all settings"));
+      }
+    }
   }
 
   void apply_options() {

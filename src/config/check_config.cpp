@@ -1,6 +1,8 @@
 #include "config/check_config.h"
 
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -13,6 +15,14 @@
 
 namespace lockstep {
 namespace {
+
+/// Also of the directory itself. Neither has to exist.
+bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
+  std::error_code ignored;
+  const std::filesystem::path here = std::filesystem::current_path(ignored);
+  const auto full = [&](const std::filesystem::path& given) { return (here / given / "").lexically_normal().string(); };
+  return full(path).starts_with(full(directory));
+}
 
 class Checker {
  public:
@@ -227,6 +237,7 @@ class Checker {
     check_requeue();
     check_resume();
     check_spikes();
+    check_logs();
   }
 
   // Other metrics come from a validation, or from the means of epochs.
@@ -301,6 +312,17 @@ class Checker {
     if (c.spike.policy == SpikePolicy::lower_lr && c.report.every_steps == 0) {
       refuse({"spike.policy", c.spike.policy}, {"report.every_steps", c.report.every_steps},
              "learning rates are lowered at reports", "report in between, for example --report.every_steps 20");
+    }
+  }
+
+  // The launcher opens the logs before a rank renames the old run.
+  void check_logs() {
+    const TrainConfig& c = config_;
+    const std::string& logs = c.report.log_dir;
+    if (c.fresh && !logs.empty() && is_inside(logs, run_directory(c))) {
+      refuse({"report.log_dir", logs}, c.run_dir.empty() ? Given("run_name", c.run_name) : Given("run_dir", c.run_dir),
+             "--fresh renames this run, and the new logs would go with the old one",
+             "use a directory that is not in that of the run, for example --report.log_dir logs");
     }
   }
 

@@ -102,6 +102,10 @@ requires std::is_enum_v<Enum> std::string to_text(Enum value) {
   return {};
 }
 
+/// Words, names and other texts, also those that can look like a number ("10%" and 10); else a number, true or false.
+template <class T>
+inline constexpr bool kIsText = !std::is_arithmetic_v<T> && !std::is_same_v<T, std::optional<double>>;
+
 /// A string in TOML and JSON.
 std::string in_quotes(std::string_view text);
 

@@ -75,6 +75,7 @@ struct EnumText<Precision> {
       {"half", "use fp16_mixed; with fp16 the weights are half precision too"},
       {"transformer-engine", "not available; use bf16_mixed"},
       {"transformer-engine-float16", "not available; use fp16_mixed"},
+      {"complex32", "use fp16, which makes complex parameters complex32"},
       {"complex64", "use fp32, which leaves complex parameters as they are"},
       {"complex128", "use fp64, which makes complex parameters complex128"}};
 };
@@ -230,6 +231,24 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0,
              .common = true},
         c.max_steps);
+  visit(Info{.name = "min_epochs",
+             .help =
+                 "the program itself, such as early stopping, cannot end the run before this many epochs; a signal can",
+             .minimum = 0},
+        c.min_epochs);
+  visit(Info{.name = "min_steps",
+             .help =
+                 "the program itself, such as early stopping, cannot end the run before this many steps; a signal can",
+             .minimum = 0},
+        c.min_steps);
+  visit(Info{.name = "fast_dev_run",
+             .help = "try the program: so many steps of training and validation, no files; 0: off",
+             .minimum = 0,
+             .maximum = 1e6},
+        c.fast_dev_run);
+  visit(Info{.name = "barebones",
+             .help = "measure the steps alone: no reports, progress bar, files, checkpoints and validation"},
+        c.barebones);
   visit(Info{.name = "batch_size",
              .help = "samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), else 32",
              .minimum = 0,
@@ -278,24 +297,6 @@ void visit_fields(Config& c, Visit&& visit) {
              .flag_only = true,
              .common = true},
         c.fresh);
-  visit(Info{.name = "min_epochs",
-             .help =
-                 "the program itself, such as early stopping, cannot end the run before this many epochs; a signal can",
-             .minimum = 0},
-        c.min_epochs);
-  visit(Info{.name = "min_steps",
-             .help =
-                 "the program itself, such as early stopping, cannot end the run before this many steps; a signal can",
-             .minimum = 0},
-        c.min_steps);
-  visit(Info{.name = "fast_dev_run",
-             .help = "try the program: so many steps of training and validation, no files; 0: off",
-             .minimum = 0,
-             .maximum = 1e6},
-        c.fast_dev_run);
-  visit(Info{.name = "barebones",
-             .help = "measure the steps alone: no reports, progress bar, files, checkpoints and validation"},
-        c.barebones);
   visit(Info{.name = "max_time_s",
              .help = "end after this many seconds of training, over all starts of the run; 0: no limit",
              .minimum = 0,

@@ -71,6 +71,7 @@ constexpr ForeignName kRows[] = {
     {"num_workers n_workers dataloader_num_workers dataloader_threads", "use --data.workers N", "data.workers"},
     {"prefetch_factor dataloader_prefetch_factor prefetch_next_batch", "use --data.prefetch N"},
     {"combinedloader multiple_trainloader_mode", "combine the loaders in the program: lockstep::CombinedLoader"},
+    {"reload_dataloaders_every_n_epochs", "make the loaders in the program: lockstep::ReloadedLoader"},
     {"concepts concept_file_name aspect_ratio_bucketing resolution frames preprocessing augmentation_config "
      "train_labels_path val_labels_path test_file_path custom_conditioning_image",
      kOfData},
@@ -170,7 +171,10 @@ constexpr ForeignName kRows[] = {
     {"train_time_interval", "use --checkpoint.every_s SECONDS"},
     {"save_total_limit save_last checkpoints_total_limit rolling_backup rolling_backup_count",
      "use --checkpoint.keep_last N"},
-    {"backup_before_save save_skip_first", "remove it: the end of a run and a stop always save"},
+    {"backup_before_save", "remove it: the end of a run and a stop always save"},
+    {"save_skip_first",
+     "use --checkpoint.every_epochs 0 and ask for saves in a callback, from that step on: OnOptions::when, "
+     "TrainControl::request_checkpoint"},
     {"save_on_exception onexceptioncheckpoint",
      "remove it: a failure that all ranks have between the same two steps is saved; after others the same command "
      "continues from the newest checkpoint"},
@@ -226,9 +230,10 @@ constexpr ForeignName kRows[] = {
      "use --report.tensorboard, --report.csv or --report.jsonl; for another program --report.command"},
     {"wandb use_wandb", "a program that sends the rows there is started with --report.command"},
     {"zmq", "for the rows use --report.command; to stop: lockstep ctl RUN stop"},
-    {"samples sample_definition_file_name sample_after sample_after_unit sample_skip_first sample_image_format "
-     "sample_video_format sample_audio_format samples_to_tensorboard",
+    {"samples sample_definition_file_name sample_after sample_after_unit sample_image_format sample_video_format "
+     "sample_audio_format samples_to_tensorboard",
      "make samples in a callback, Trainer::on; on request by lockstep ctl RUN sample, Trainer::on_command"},
+    {"sample_skip_first", "give the callback that makes samples a condition: OnOptions::when"},
     {"eval", "report metrics of the validation from the task of the program"},
     {"visualize_preds_during_training keep_viz viz_img_format plotting_functions",
      "log images in a callback, StageContext::log_image; --report.tensorboard writes them"},
@@ -239,7 +244,7 @@ constexpr ForeignName kRows[] = {
     {"throughputmonitor", "add the callback lockstep::ThroughputMonitor to the trainer"},
     {"track_grad_norm gradientmonitoring", "add the callback lockstep::GradientMonitor to the trainer"},
     {"basepredictionwriter", "give Trainer::predict a directory in the program"},
-    {"inference_mode reload_dataloaders_every_n_epochs plugins model_registry suggest_integrations",
+    {"inference_mode plugins model_registry suggest_integrations",
      "remove it: the program decides this, there is no such setting"},
     // communication
     {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS", "dist.timeout_s"},
@@ -263,10 +268,11 @@ constexpr ForeignName kRows[] = {
      "not available: a training runs where it is started; lockstep run starts several machines"},
     {"downcast_bf16", "use --precision bf16"},
     {"detect_nvlink", "remove it: NCCL finds NVLink itself"},
-    {"cache_strategy data_pipeline_fw cache_img_path use_existing_imgs delete_cache_imgs_after_training "
-     "parallel_caching cache_workers cache_dir image_caching text_caching latent_caching clear_cache "
-     "clear_cache_before_training only_cache caching_threads",
+    {"cache_strategy data_pipeline_fw cache_img_path use_existing_imgs parallel_caching cache_workers "
+     "cache_dir image_caching text_caching latent_caching clear_cache clear_cache_before_training only_cache "
+     "caching_threads",
      "wrap the data set in the program: lockstep::memory_cache or lockstep::disk_cache"},
+    {"delete_cache_imgs_after_training", "remove the directory of lockstep::disk_cache in the program, after the fit"},
     {"gradient_as_bucket_view", "remove it: gradients are always views of the buckets"},
 };
 

@@ -76,7 +76,8 @@ Curve restarts(const CurveValues& values) {
     if (now.ended) {
       return to;
     }
-    const double first = every ? in_steps(*every, now.run) : now.length / cycles;
+    const double firsts = grow == 1 ? cycles : (std::pow(grow, cycles) - 1) / (grow - 1);  // that all cycles take
+    const double first = every ? in_steps(*every, now.run) : now.length / firsts;
     // The cycles before number n have first (grow^n - 1) / (grow - 1) steps. A place that falls on a restart belongs to
     // the new cycle, whatever the rounding of the logarithm.
     const auto begin = [&](double n) { return grow == 1 ? n * first : first * (std::pow(grow, n) - 1) / (grow - 1); };

@@ -234,6 +234,9 @@ class PhaseParser {
       refuse(is_written("every") ? "found every and cycles, expected one of them" : "expected every or cycles",
              "use restarts:every=10ep or restarts:cycles=3");
     }
+    if (kind_->name == "restarts" && !std::isfinite(std::pow(values_.number("grow"), values_.number("cycles")))) {
+      refuse("its first cycle would have no length", "use fewer cycles, or a smaller grow");
+    }
   }
 
   std::string names() const {

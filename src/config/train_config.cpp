@@ -11,6 +11,17 @@
 
 namespace lockstep {
 
+std::string run_directory(const TrainConfig& config) {
+  if (!config.run_dir.empty()) {
+    std::string_view directory = config.run_dir;
+    while (directory.size() > 1 && (directory.ends_with('/') || directory.ends_with("/."))) {
+      directory.remove_suffix(1);
+    }
+    return std::string(directory);
+  }
+  return "runs/" + (config.run_name.empty() ? std::string("run") : config.run_name);
+}
+
 std::vector<std::pair<std::string, std::string>> config_values(const TrainConfig& config) {
   std::vector<std::pair<std::string, std::string>> values;
   visit_fields(config,

@@ -42,6 +42,8 @@ Batch BadSamples::load(const Dataset& data, std::span<const std::int64_t> ids, c
       check_finite(batch, ids);
     }
     return batch;
+  } catch (const IoError& error) {  // a fit takes it for a save that failed
+    throw DataError(error.what(), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/combined_loader.h>
 
+#include "base/ceil_div.h"
 #include "base/json.h"
 #include "base/mapped.h"
 #include "base/text.h"
@@ -161,7 +162,7 @@ bool CombinedLoader::is_over() const {
 void CombinedLoader::begin_epoch() {
   for (BatchSource* loader : loaders_) {
     if (const LoaderPosition position = loader->position(); position.consumed > 0) {
-      loader->seek({.epoch = position.epoch + 1});
+      loader->seek({.epoch = position.epoch + 1, .global_batch = position.global_batch});
     }
   }
   ++epoch_;
@@ -236,7 +237,8 @@ void CombinedLoader::seek(const LoaderPosition& position) {
     began_ = std::move(state.began);
   }
   epoch_ = position.epoch;
-  steps_ = position.consumed / std::max<std::int64_t>(position.global_batch, 1);
+  // With another global batch a part of a step counts too: 0 would be the beginning of the epoch.
+  steps_ = ceil_div(position.consumed, std::max<std::int64_t>(position.global_batch, 1));
   has_failed_ = false;
   if (is_over()) {
     begin_epoch();

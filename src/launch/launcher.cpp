@@ -16,10 +16,10 @@
 #include <lockstep/base/log.h>
 #include <lockstep/launch/launcher.h>
 
-#include "base/assertion.h"
 #include "base/descriptor.h"
 #include "base/duration.h"
 #include "base/event_log.h"
+#include "base/option_check.h"
 #include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -32,6 +32,7 @@
 #include "launch/worker_environment.h"
 #include "supervise/signal_inbox.h"
 #include "supervise/supervisor.h"
+#include "supervise/terminal_queue.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
@@ -58,7 +59,8 @@ class Launch {
         run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
         own_program_(request.program.empty() ? open_own_program() : Descriptor()),
         descendants_(launch_id_),
-        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1) {}
+        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1),
+        terminal_(/*shared_screen=*/request.terminal_status && isatty(STDOUT_FILENO) == 1) {}
 
   LaunchReport run() {
     const auto start = Clock::now();
@@ -75,6 +77,7 @@ class Launch {
       if (const std::optional<ExitCode> stopped = wait_for_restart(attempt + 1, decision, report)) {
         report.exit_code = static_cast<int>(*stopped);
         report.stop_requested = true;
+        report.ended_by_signal = true;
         return report;
       }
     }
@@ -107,7 +110,7 @@ class Launch {
         descendants_.add_worker(workers.back().pid());
       }
     }  // now only rank 0 has the socket: if it dies, no rank waits for an answer
-    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_,
+    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_, terminal_,
                      {.grace = request_.grace,
                       .terminal_status = request_.terminal_status,
                       .stall = {.warning = request_.stall_warning,
@@ -178,12 +181,11 @@ class Launch {
     const std::string when = decision.halves
                                  ? "now, with half the micro-batch"
                                  : fmt::format("in {} s ({} left without progress)", wait_s, policy_.left());
-    log_info(fmt::format("restart {} {}: {}", attempt, when, first_line(report.failure)));
+    say(fmt::format("restart {} {}: {}", attempt, when, first_line(report.failure)));
     const auto until = Clock::now() + decision.wait;
     while (true) {
-      // SIGUSR2 asks the ranks for their stacks, and there are none now.
-      if (const std::optional<int> signal = signals_.take(); signal && *signal != SIGUSR2) {
-        log_info("stopped before the restart");
+      if (const std::optional<int> signal = signals_.take_stop()) {
+        say("stopped before the restart");
         return *signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped;
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
@@ -200,14 +202,21 @@ class Launch {
 
   void conclude(const LaunchReport& report, const RestartDecision& decision, double wall_s) {
     if (report.restarts > 0) {
-      log_info(goodput_.text(wall_s));
+      say(goodput_.text(wall_s));
       write_event("goodput", {{"restarts", std::int64_t{report.restarts}},
                               {"steps_repeated", goodput_.steps_repeated()},
                               {"productive_s", goodput_.productive_s()},
                               {"wall_s", wall_s}});
     }
     if (!decision.reason.empty()) {
-      log_info(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
+      say(fmt::format("not restarted: {}: {}", decision.reason, first_line(report.failure)));
+    }
+  }
+
+  /// After what the ranks and their supervisor said. Does not wait for the terminal.
+  void say(std::string text) {
+    if (is_logged(LogLevel::info)) {
+      terminal_.line(OutputStream::err, std::move(text));
     }
   }
 
@@ -235,19 +244,29 @@ class Launch {
   Descendants descendants_;
   RestartPolicy policy_;
   Goodput goodput_{};
+  TerminalQueue terminal_;  // of all attempts: a restart does not wait until the terminal has shown the last one
 };
 
 void check(const LaunchRequest& request) {
+  const std::string subject = "launch_workers";
   const auto nodes = request.ranks_per_node.size();
-  LOCKSTEP_ASSERT(!request.argv.empty() && request.node >= 0 && static_cast<std::size_t>(request.node) < nodes &&
-                      local_world_size(request) > 0,
-                  "a launch has a command line and ranks");
-  LOCKSTEP_ASSERT(nodes == 1 || (request.master_port > 0 && !request.run_id.empty() && request.max_restarts == 0),
-                  "machines find each other by a port and a run id, and cannot agree on a restart");
-  const auto ranks = static_cast<std::size_t>(local_world_size(request));
-  LOCKSTEP_ASSERT((request.routes.empty() || request.routes.size() == ranks) &&
-                      (request.cores.empty() || request.cores.size() == ranks),
-                  "routes and cores are by local rank");
+  OptionCheck(subject)
+      .refuse_if(request.argv.empty(), "argv is empty, expected a command line")
+      .expect("node", request.node, request.node >= 0 && static_cast<std::size_t>(request.node) < nodes,
+              fmt::format("an index of ranks_per_node, whose size is {}", nodes))
+      .throw_problems();
+  const int ranks = local_world_size(request);
+  const auto is_by_rank = [ranks](std::size_t size) { return size == 0 || std::cmp_equal(size, ranks); };
+  const std::string by_rank = fmt::format("0 or {}, the number of ranks of this machine", ranks);
+  OptionCheck(subject)
+      .expect("the number of ranks of this machine", ranks, ranks >= 1, "1 or more")
+      .refuse_if(nodes > 1 && (request.master_port <= 0 || request.run_id.empty()),
+                 "several machines find each other by a port and a run id", "set master_port and run_id")
+      .refuse_if(nodes > 1 && request.max_restarts != 0, "several machines cannot agree on a restart",
+                 "leave max_restarts at 0")
+      .expect("the size of routes", request.routes.size(), is_by_rank(request.routes.size()), by_rank)
+      .expect("the size of cores", request.cores.size(), is_by_rank(request.cores.size()), by_rank)
+      .throw_problems();
 }
 
 /// Without one, oneMKL ends a process before main() with its own message.

@@ -1,7 +1,6 @@
 #include "launch/node_exchange.h"
 
 #include <algorithm>
-#include <csignal>
 #include <cstdint>
 
 #include <fcntl.h>
@@ -41,12 +40,14 @@ class Wait {
   bool readable(int fd, milliseconds longest) {
     pollfd events[]{{.fd = fd, .events = POLLIN, .revents = 0}, {.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
     poll(events, std::size(events), static_cast<int>(std::min(longest, kSayEvery).count()));
-    if (const auto taken = signals_.take(); taken && *taken != SIGUSR2) {
-      signal_ = taken;
-    }
-    return !signal_ && (events[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+    return !stop_requested() && (events[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
   }
 
+  /// A request to stop has arrived, now or earlier.
+  bool stop_requested() noexcept {
+    signal_ = signal_ ? signal_ : signals_.take_stop();
+    return signal_.has_value();
+  }
   const std::optional<int>& signal() const noexcept { return signal_; }
   bool is_over() const { return Clock::now() - start_ >= timeout_; }
   std::int64_t seconds() const { return std::chrono::duration_cast<std::chrono::seconds>(timeout_).count(); }
@@ -98,7 +99,7 @@ std::string missing_nodes(const std::vector<int>& ranks) {
   return fmt::format("{} {}", missing.size() == 1 ? "node" : "nodes", format_ranges(missing));
 }
 
-RanksPerNode collect(const NodeExchange& exchange, int own_ranks, Wait wait) {
+RanksPerNode collect(const NodeExchange& exchange, int own_ranks, Wait& wait) {
   warn_of_loopback(exchange.address);
   StoreListener socket = bind_store_listener(exchange.address, exchange.port, /*listening=*/true);
   std::vector<int> ranks(static_cast<std::size_t>(exchange.nodes), 0);
@@ -150,7 +151,7 @@ Descriptor reach(const NodeExchange& exchange) {
   return socket;
 }
 
-RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait wait) {
+RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait& wait) {
   const std::string place = fmt::format("{}:{}", exchange.address, exchange.port);
   while (!wait.signal()) {
     if (wait.is_over()) {
@@ -188,8 +189,9 @@ RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait wait) {
 
 RanksPerNode exchange_ranks_per_node(NodeExchange exchange, int ranks, milliseconds timeout, SignalInbox& signals) {
   std::ranges::replace(exchange.run_id, ' ', '_');
-  const Wait wait(timeout, signals);
-  return exchange.node == 0 ? collect(exchange, ranks, wait) : ask(exchange, ranks, wait);
+  Wait wait(timeout, signals);
+  RanksPerNode told = exchange.node == 0 ? collect(exchange, ranks, wait) : ask(exchange, ranks, wait);
+  return wait.stop_requested() ? RanksPerNode{.signal = wait.signal()} : told;  // it may arrive during the last line
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/descriptor.h"
 #include "base/exec_arguments.h"
@@ -95,6 +96,16 @@ bool run_requeue(const std::vector<std::string>& command, const Variables& varia
         fmt::format("{}; jobs started with --no-requeue cannot be requeued", kByHand));
   }
   return true;
+}
+
+void queue_again(const Variables& variables) {
+  try {
+    if (!run_requeue(requeue_command(variables), variables)) {
+      log_info("the job is not queued again: it was cancelled, or is queued already");
+    }
+  } catch (const Error& error) {
+    log_warning(error_text(error));
+  }
 }
 
 }  // namespace lockstep

@@ -21,4 +21,8 @@ bool may_requeue(std::string_view job);
 /// with these variables. Throws: LaunchError with the exit code of scontrol.
 bool run_requeue(const std::vector<std::string>& command, const Variables& variables);
 
+/// Queues the job of these variables again after a requested stop. Logs why it is not queued: that is no failure of the
+/// run, whose state is saved.
+void queue_again(const Variables& variables);
+
 }  // namespace lockstep

@@ -30,7 +30,9 @@ void LossScaler::unscale(std::span<const at::Tensor> gradients) {
   found_inf_.zero_();
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const at::Tensor& gradient : gradients) {
-    by_dtype[gradient.scalar_type()].push_back(gradient);
+    if (gradient.numel() > 0) {  // LibTorch has no infinity norm of nothing
+      by_dtype[gradient.scalar_type()].push_back(gradient);
+    }
   }
   // In double, as GradScaler does: the reciprocal in float32 may not be exact.
   const at::Tensor factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);

@@ -501,9 +501,7 @@ NamedTensors optimizer_state(const BuiltOptimizer& built) {
   for (std::size_t group = 0; group < built.names.size(); ++group) {
     if (const GroupRate rate = current_rate(built, group); !rate.is_given) {
       for (const std::string& name : names_for_rate(built, group)) {
-        if (!built.elsewhere.contains(name)) {
-          writer.write(rate_key(name), rate.base);
-        }
+        writer.write(rate_key(name), rate.base);
       }
     }
   }

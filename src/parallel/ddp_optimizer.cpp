@@ -144,15 +144,14 @@ void DdpOptimizer::remove_reducer() {
 // the buckets then. Sums over more than two ranks depend on the position of an element in its bucket. A resumed run
 // would learn the order again and would not be bitwise equal to an uninterrupted run. Here the order is fixed from the
 // first step on: the reverse order of registration.
-void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse) {
+void DdpOptimizer::make_reducer(std::unordered_set<const c10::TensorImpl*> sparse) {
   const World& world = ddp_.world_;
   const DistConfig& options = ddp_.options_;
   const auto group = WorldAccess::group(world);
   std::vector<std::string> sparse_names;
-  sparse_.clear();
+  sparse_ = std::move(sparse);
   for (const auto& [name, parameter] : parameters_) {
-    sparse_.push_back(sparse.contains(parameter.unsafeGetTensorImpl()));
-    if (sparse_.back()) {
+    if (is_sparse(parameter)) {
       sparse_names.push_back(name);
     }
   }
@@ -166,7 +165,7 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
   for (std::size_t i = parameters_.size(); i-- > 0;) {
     const auto& [name, parameter] = parameters_[i];
     names[parameters.size()] = name;
-    expect_sparse.push_back(sparse_[i]);
+    expect_sparse.push_back(is_sparse(parameter));
     parameters.push_back(parameter);
     bytes_ += static_cast<std::int64_t>(parameter.nbytes());
   }
@@ -210,7 +209,9 @@ void DdpOptimizer::make_reducer(const std::unordered_set<const c10::TensorImpl*>
       reducer_->register_comm_hook(std::move(shared));
     }
   }
+  used_.assign(parameters_.size(), false);
   reduce_ = first_backward_ = idle_ = true;
+  counts_again_ = false;
 }
 
 std::unique_ptr<BucketHook> DdpOptimizer::make_hook() const {
@@ -238,6 +239,10 @@ void DdpOptimizer::begin_forward(Gradients gradients) {
   SingleDeviceOptimizer::begin_forward(gradients);
   reduce_ = gradients == Gradients::reduce;
   if (reduce_) {
+    if (counts_again_) {
+      remove_reducer();
+      make_reducer(sparse_);
+    }
     reducer_->prepare_for_forward();
   }
   ddp_.send_buffers();
@@ -265,11 +270,13 @@ void DdpOptimizer::backward_nothing() {
   std::vector<at::Tensor> roots;
   std::vector<at::Tensor> gradients;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // If the reducer searches for unused dense parameters, it treats their gradients as zero.
-    if (!ddp_.options_.find_unused_parameters || sparse_[i]) {
-      const at::Tensor& parameter = parameters_[i].second;
+    const at::Tensor& parameter = parameters_[i].second;
+    const bool sparse = is_sparse(parameter);
+    // The reducer treats the gradients of dense parameters for which it does not wait as zero.
+    const bool waits = ddp_.options_.static_graph ? used_[i] : !ddp_.options_.find_unused_parameters;
+    if (waits || sparse) {
       roots.push_back(at::alias(parameter));  // the search begins at graph nodes, and a leaf has none
-      gradients.push_back(zero_gradient(parameter, sparse_[i]));
+      gradients.push_back(zero_gradient(parameter, sparse));
     }
   }
   try {
@@ -308,10 +315,16 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   gradients.push_back(ddp_.lane_->values());
   reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
   if (ddp_.options_.static_graph && first_backward_) {
-    // The first backward only counts the uses; all gradients are reduced at its end.
+    // The first backward only counts the uses; all gradients are reduced at its end. A rank without samples has no uses
+    // to count: the next backward of all ranks is then the first one again.
+    counts_again_ = ddp_.world_.any(!has_loss_);
     lane.register_hook([this](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([this, reducer = reducer_] {
         begin_reduction();
+        // Of this rank: the reduction also gives a gradient to what only other ranks use.
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+          used_[i] = parameters_[i].second.grad().defined();
+        }
         reducer->delay_all_reduce();
       });
     });

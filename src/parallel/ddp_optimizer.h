@@ -44,12 +44,13 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void build_again() override;
 
   /// Collective. `sparse`: parameters of the module with sparse gradients.
-  void make_reducer(const std::unordered_set<const c10::TensorImpl*>& sparse);
+  void make_reducer(std::unordered_set<const c10::TensorImpl*> sparse);
   void remove_reducer();
 
  private:
   void run_backward(std::vector<at::Tensor> roots, std::vector<at::Tensor> gradients);
   void check_all_used() const;
+  bool is_sparse(const at::Tensor& parameter) const { return sparse_.contains(parameter.unsafeGetTensorImpl()); }
   NamedTensors all_parameters() const;
   /// Ends the forward or the backward of a micro-batch for SyncBatchNorm.
   void end_pass();
@@ -64,9 +65,11 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   std::shared_ptr<c10d::Logger> logger_{};  // the reducer uses it without a null check
   BucketHook* hook_ = nullptr;              // owned by the reducer, as the next one; null: it reduces without
   SharedMemoryHook* shared_ = nullptr;
-  std::vector<bool> sparse_{};  // same order as parameters_
+  std::unordered_set<const c10::TensorImpl*> sparse_{};
+  std::vector<bool> used_{};  // dist.static_graph: by the first backward of this rank; same order as parameters_
   bool reduce_ = true;
   bool first_backward_ = true;
+  bool counts_again_ = false;  // dist.static_graph: a rank had no samples in the first backward
   bool is_reducing_ = false;
   std::optional<at::RecordFunction> waiting_{};  // a range of Profiler's trace
   std::int64_t bytes_ = 0;                       // of all gradients

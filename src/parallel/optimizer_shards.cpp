@@ -7,7 +7,6 @@
 
 #include "base/json.h"
 #include "parallel/parameter_sync.h"
-#include "tensor/dtype_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -62,7 +61,8 @@ void OptimizerShards::send_updates(const NamedTensors& parameters) const {
 NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& parameters) const {
   Json list = Json::array();
   for (const auto& [name, tensor] : mine) {
-    list.push_back({{"name", name}, {"dtype", *dtype_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
+    list.push_back(
+        {{"name", name}, {"dtype", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
   }
   const std::vector<std::string> all = world_.gather(dump_json(list));
   std::unordered_map<std::string, NamedTensors> of_parameter;
@@ -78,9 +78,9 @@ NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& para
       if (world_.rank() == rank) {
         tensor = mine[i].second.to(world_.device());
       } else {
-        const auto dtype = dtype_of(entries[i].at("dtype").get<std::string>());
+        const auto dtype = static_cast<at::ScalarType>(entries[i].at("dtype").get<int>());
         tensor = at::empty(entries[i].at("shape").get<std::vector<std::int64_t>>(),
-                           at::device(world_.device()).dtype(*dtype));
+                           at::device(world_.device()).dtype(dtype));
       }
       if (rank != 0) {
         world_.broadcast(tensor, rank);

@@ -228,7 +228,7 @@ SharedMemoryHook::SharedMemoryHook(c10::intrusive_ptr<c10d::ProcessGroup> group,
                                    const std::vector<c10d::GradBucket>& buckets)
     : group_(std::move(group)), reduction_(std::move(reduction)) {
   for (const c10d::GradBucket& bucket : buckets) {
-    if (bucket.getBuffer().defined()) {
+    if (bucket.getBuffer().defined() && bucket.getBuffer().numel() > 0) {  // else there is nothing to move
       move_bucket(bucket.getBuffer(), reduction_->part(bucket.getIndex()), reduction_->memory());
     }
   }
@@ -240,7 +240,8 @@ c10::intrusive_ptr<c10::ivalue::Future> SharedMemoryHook::runHook(c10d::GradBuck
   if (full.is_sparse()) {
     return mean_over(*group_, full);
   }
-  LOCKSTEP_ASSERT(full.const_data_ptr() == reduction_->part(index), "the bucket is in the shared memory");
+  LOCKSTEP_ASSERT(full.numel() == 0 || full.const_data_ptr() == reduction_->part(index),
+                  "the bucket is in the shared memory");
   reduction_->publish(index, write_mean_of(reals_of(full).scalar_type()));
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   done->markCompleted(c10::IValue(full));

@@ -158,11 +158,14 @@ void SingleDeviceOptimizer::unscale_grads() {
   }
 }
 
-/// Dense real tensors that share memory with the gradients, for the norm and for scaling.
+/// Dense real tensors that share memory with the gradients of the optimizer's own parameters, for the norm and for
+/// scaling. Its groups may leave out some of parameters_.
 const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
   grads_.clear();
-  for (auto& [name, parameter] : parameters_) {
-    add_grad(parameter.mutable_grad());
+  for (auto& group : built_.optimizer->param_groups()) {
+    for (at::Tensor& parameter : group.params()) {
+      add_grad(parameter.mutable_grad());
+    }
   }
   return grads_;
 }
@@ -292,6 +295,7 @@ void SingleDevice::prepare_again() {
     optimizer->build_again();
   }
   check_that_something_trains();
+  check_that_no_parameter_has_two();
 }
 
 std::unique_ptr<SingleDeviceOptimizer> SingleDevice::make_optimizer(const OptimizerSpec& spec) {

@@ -199,17 +199,6 @@ int expected_world_size(const TrainConfig& config, const std::optional<Identity>
 
 std::string to_string(DeviceId device) { return device.gpu ? fmt::format("cuda:{}", device.index) : "cpu"; }
 
-std::string run_directory(const TrainConfig& config) {
-  if (!config.run_dir.empty()) {
-    std::string_view directory = config.run_dir;
-    while (directory.size() > 1 && (directory.ends_with('/') || directory.ends_with("/."))) {
-      directory.remove_suffix(1);
-    }
-    return std::string(directory);
-  }
-  return "runs/" + (config.run_name.empty() ? std::string("run") : config.run_name);
-}
-
 TrainConfig asked_config(const Plan& plan) {
   TrainConfig config = plan.config;
   if (!plan.asked) {

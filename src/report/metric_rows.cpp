@@ -7,6 +7,10 @@
 #include <numeric>
 #include <span>
 
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
+
 #include "base/json.h"
 #include "base/run_files.h"
 #include "base/special_number.h"
@@ -18,6 +22,18 @@ namespace lockstep {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// nullopt for a part of a step, and for a number that a page cannot draw exactly: the row is a damaged one.
+std::optional<std::int64_t> step_of(double value) {
+  constexpr double kMost = 1e15;
+  return std::abs(value) <= kMost && value == std::floor(value) ? std::optional(static_cast<std::int64_t>(value))
+                                                                : std::nullopt;
+}
+
+std::optional<std::int64_t> parse_step(std::string_view cell) {
+  const auto number = parse_int(cell);
+  return number ? step_of(static_cast<double>(*number)) : std::nullopt;
+}
 
 struct Cell {
   std::string name{};
@@ -35,10 +51,7 @@ struct RowReader {
   bool number(double value) {
     if (depth == 1) {
       if (name == "step") {
-        constexpr double kMost = 1e15;  // steps beyond, and parts of a step, make the row a damaged one
-        if (std::abs(value) <= kMost && value == std::floor(value)) {
-          step = static_cast<std::int64_t>(value);
-        }
+        step = step_of(value);
       } else {
         cells.push_back({name, value});
       }
@@ -168,8 +181,10 @@ struct FileEnd {
   bool is_whole = false;
 };
 
-/// The last bytes of a file, from the beginning of a line. More of them if no complete line is in them.
+/// The last bytes of a file, from the beginning of a line. More of them if no complete line is in them. Throws:
+/// IoError.
 FileEnd read_end(FileSystem& fs, const std::filesystem::path& path, std::int64_t bytes) {
+  constexpr std::int64_t kLongestLine = std::int64_t{64} << 20;
   const auto file = fs.open(path);
   const std::int64_t size = file->size();
   for (;; bytes *= 2) {
@@ -181,6 +196,11 @@ FileEnd read_end(FileSystem& fs, const std::filesystem::path& path, std::int64_t
     }
     if (const std::size_t end = text.find('\n'); end != text.rfind('\n')) {
       return {text.substr(end + 1), false};
+    }
+    if (bytes / 2 >= kLongestLine) {  // at most one line ends there
+      throw IoError(fmt::format("cannot read {}: a line is longer than {}, the limit of a row",
+                                printable(path.string()), human_bytes(kLongestLine)),
+                    "restore the file from a copy, or delete it");
     }
   }
 }
@@ -221,7 +241,7 @@ MetricRows parse_metric_table(std::string_view text) {
       return;
     }
     const auto texts = split(line, ',');
-    const auto step = parse_int(texts.front());
+    const auto step = parse_step(texts.front());
     std::vector<Cell> cells;
     bool valid = step && texts.size() == columns.size();
     for (std::size_t i = 1; valid && i < texts.size(); ++i) {
@@ -259,7 +279,7 @@ namespace {
 std::int64_t step_before(std::string_view text) {
   std::vector<std::int64_t> steps;  // the first two
   for_each_line(text, [&](std::string_view line) {
-    const auto step = steps.size() < 2 ? parse_int(line.substr(0, line.find(','))) : std::nullopt;
+    const auto step = steps.size() < 2 ? parse_step(line.substr(0, line.find(','))) : std::nullopt;
     if (step && (steps.empty() || steps.front() != *step)) {
       steps.push_back(*step);
     }
@@ -281,7 +301,7 @@ std::vector<RankTimes> parse_rank_times(std::string_view text) {
       return;
     }
     const auto cells = split(line, ',');
-    const auto step = parse_int(cells.front());
+    const auto step = parse_step(cells.front());
     const auto rank = cells.size() == columns.size() && cells.size() > 2 ? parse_int(cells[1]) : std::nullopt;
     if (!step || !rank || *rank < 0 || *rank > std::numeric_limits<int>::max()) {
       return;

@@ -15,6 +15,7 @@
 
 #include "base/crc32c.h"
 #include "base/report_file.h"
+#include "base/text.h"
 #include "base/wall_clock.h"
 #include "report/metric_file.h"
 #include "report/png.h"
@@ -89,6 +90,27 @@ std::string record(const Message& event) {
 
 Message event() { return Message().number(1, unix_time()); }
 
+enum class HparamType { string = 1, boolean = 2, number = 3 };  // tensorboard.hparams.DataType
+
+/// The same in all runs: TensorBoard cannot sort a column of numbers and texts.
+HparamType type_of(const RunSetting& setting) {
+  return setting.is_text                                     ? HparamType::string
+         : setting.text == "true" || setting.text == "false" ? HparamType::boolean
+                                                             : HparamType::number;
+}
+
+/// google.protobuf.Value. {}: no number, or infinity or NaN, which TensorBoard refuses.
+Message hparam_value(const RunSetting& setting, HparamType type) {
+  if (type == HparamType::string) {
+    return Message().text(3, setting.text);
+  }
+  if (type == HparamType::boolean) {
+    return Message().integer(4, setting.text == "true" ? 1 : 0);
+  }
+  const auto number = parse_double(setting.text);
+  return number ? Message().number(2, *number) : Message();
+}
+
 class TensorboardSink final : public MetricSink {
  public:
   TensorboardSink(FileSystem& fs, const std::filesystem::path& directory, std::int64_t resume_step,
@@ -140,13 +162,15 @@ class TensorboardSink final : public MetricSink {
 
   // The page HPARAMS of TensorBoard: which settings and metrics there are, the settings of this run, and its end.
   void finish(std::span<const RunSetting> settings, std::span<const MetricValue> metrics) override {
-    constexpr int kString = 1;   // of tensorboard.hparams.DataType
     constexpr int kSuccess = 1;  // of tensorboard.hparams.Status
     Message experiment;
     Message start;
-    for (const auto& [name, value] : settings) {
-      experiment.message(4, Message().text(1, name).integer(4, kString));
-      start.message(1, Message().text(1, name).message(2, Message().text(3, value)));
+    for (const RunSetting& setting : settings) {
+      const HparamType type = type_of(setting);
+      experiment.message(4, Message().text(1, setting.name).integer(4, static_cast<int>(type)));
+      if (const Message value = hparam_value(setting, type); !value.bytes().empty()) {
+        start.message(1, Message().text(1, setting.name).message(2, value));
+      }
     }
     for (const MetricValue& metric : metrics) {
       experiment.message(5, Message().message(1, Message().text(2, metric.name)));

@@ -8,8 +8,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
-#include "base/assertion.h"
 #include "base/ceil_div.h"
+#include "base/option_check.h"
 
 namespace lockstep {
 namespace {
@@ -34,7 +34,10 @@ std::int64_t count_positions(const Options& options) {
 }
 
 void check(const Options& options) {
-  LOCKSTEP_ASSERT(options.global_batch > 0 && options.world_size > 0, "the plan ensures that both are positive");
+  OptionCheck("DistributedSampler")
+      .expect("global_batch", options.global_batch, options.global_batch >= 1, "1 or more")
+      .expect("world_size", options.world_size, options.world_size >= 1, "1 or more")
+      .throw_problems();
   if (options.size <= 0) {
     throw DataError("the data set is empty", "check the path and the split of the data set");
   }
@@ -123,8 +126,12 @@ std::int64_t DistributedSampler::rank_samples(std::int64_t consumed, int rank) c
 void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int rank,
                                   std::vector<std::int64_t>& ids) const {
   const std::int64_t ranks = impl_->options.world_size;
-  LOCKSTEP_ASSERT(rank >= 0 && rank < ranks, "rank is out of range");
-  LOCKSTEP_ASSERT(consumed >= 0, "consumed is a number of samples");
+  if (rank < 0 || rank >= ranks || consumed < 0) {
+    throw ConfigError(
+        fmt::format("DistributedSampler: found rank {} at position {}, expected a rank from 0 to {} and a "
+                    "position of 0 or more",
+                    rank, consumed, ranks - 1));
+  }
   const std::int64_t count = rank_samples(consumed, rank);
   ids.resize(static_cast<std::size_t>(count));
   if (is_keyed(impl_->options)) {
@@ -154,7 +161,7 @@ std::vector<std::int64_t> zeros(std::int64_t n) try {
 }  // namespace
 
 std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed) {
-  LOCKSTEP_ASSERT(n >= 0, "n must not be negative");
+  OptionCheck("torch_randperm").expect("n", n, n >= 0, "0 or more").throw_problems();
   std::mt19937 engine(static_cast<std::uint32_t>(seed));  // PyTorch also uses only the low half of the seed
   std::vector<std::int64_t> order = zeros(n);
   const std::size_t size = order.size();

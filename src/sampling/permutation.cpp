@@ -2,9 +2,11 @@
 #include <cmath>
 #include <numeric>
 
+#include <fmt/format.h>
+
+#include <lockstep/base/error.h>
 #include <lockstep/sampling/distributed_sampler.h>
 
-#include "base/assertion.h"
 #include "sampling/epoch_hash.h"
 
 namespace lockstep {
@@ -48,7 +50,9 @@ std::uint64_t column_count(std::uint64_t size) {
 }  // namespace
 
 KeyedPermutation::KeyedPermutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
-  LOCKSTEP_ASSERT(size >= 0 && size <= (std::int64_t{1} << 62), "a permutation has 0 to 2^62 elements");
+  if (size < 0 || size > (std::int64_t{1} << 62)) {  // without OptionCheck: this runs in every step
+    throw ConfigError(fmt::format("KeyedPermutation: size is {}, expected 0 to 2^62", size));
+  }
   size_ = static_cast<std::uint64_t>(size);
   columns_ = column_count(size_);
   rows_ = size_ == 0 ? 1 : (size_ + columns_ - 1) / columns_;

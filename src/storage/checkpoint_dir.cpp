@@ -13,6 +13,7 @@
 #include "base/assertion.h"
 #include "base/crc32c.h"
 #include "base/mapped.h"
+#include "base/option_check.h"
 #include "base/text.h"
 #include "storage/commit.h"
 #include "storage/manifest.h"
@@ -103,7 +104,7 @@ void advise_huge_pages(std::span<std::byte> bytes) {
 
 std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
                                           std::span<const std::int64_t> keep) {
-  LOCKSTEP_ASSERT(keep_last >= 0, "keep_last must not be negative");
+  OptionCheck("steps_to_delete").expect("keep_last", keep_last, keep_last >= 0, "0 or more").throw_problems();
   std::ranges::sort(steps);
   steps.resize(steps.size() - std::min(steps.size(), static_cast<std::size_t>(keep_last)));
   std::erase_if(steps, [&](std::int64_t step) { return std::ranges::find(keep, step) != keep.end(); });
@@ -114,7 +115,7 @@ CheckpointDir::CheckpointDir(FileSystem& fs, Path directory, std::string run_id,
     : fs_(fs), directory_(std::move(directory)), run_id_(std::move(run_id)), restart_(restart) {}
 
 std::unique_ptr<CheckpointWriter> CheckpointDir::begin(std::int64_t step, std::int64_t expected_bytes) {
-  LOCKSTEP_ASSERT(step >= 0, "steps count from 0");
+  OptionCheck("saving a checkpoint").expect("step", step, step >= 0, "0 or more").throw_problems();
   if (steps().empty()) {  // also if an earlier process created it and was killed before it was durable
     create_durable_directories(fs_, directory_);
   }
@@ -266,7 +267,7 @@ void CheckpointDir::retain(int keep_last, std::int64_t saved, std::span<const st
 }
 
 std::vector<Path> CheckpointDir::drop(int keep_last, std::int64_t saved, std::span<const std::int64_t> keep) {
-  LOCKSTEP_ASSERT(keep_last >= 2, "keep_last must be at least 2");
+  OptionCheck("deleting old checkpoints").expect("keep_last", keep_last, keep_last >= 2, "2 or more").throw_problems();
   std::vector<std::int64_t> candidates = steps();
   std::erase_if(candidates, [saved](std::int64_t step) { return step > saved; });
   const std::vector<std::int64_t> doomed = steps_to_delete(std::move(candidates), keep_last, keep);

@@ -24,8 +24,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "tensors are written in the byte order of memory");
 
 constexpr std::size_t kLengthBytes = 8;
-constexpr std::int64_t kMaxHeaderBytes = 16 << 20;
-constexpr std::size_t kMaxTensors = 100'000;
+constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // the safetensors of Python reads no more
+constexpr std::size_t kMaxTensors = 1'000'000;
 constexpr std::size_t kMaxDimensions = 16;
 constexpr std::size_t kMaxNameBytes = 1024;
 constexpr std::size_t kAlignment = 8;

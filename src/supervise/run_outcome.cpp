@@ -93,7 +93,9 @@ void RunOutcome::exited(int rank, const Ending& ending) {
   if (state.failed) {
     return;  // the failure was added when it was announced
   }
-  const bool well = state.finished == 0 || state.finished == kStopped || state.finished == kInterrupted;
+  // Another program may use the codes 75 and 130 for anything.
+  const bool may_stop = ending.tells_steps || !forwarded_.empty();
+  const bool well = state.finished == 0 || (may_stop && (state.finished == kStopped || state.finished == kInterrupted));
   // A stop request may arrive after the work, when its handler is no longer installed.
   if (well && (status.signal == 0 ? status.code == state.finished : is_stop_request(status.signal))) {
     state.ended_well = true;
@@ -110,7 +112,7 @@ void RunOutcome::exited(int rank, const Ending& ending) {
 Failure RunOutcome::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
-  if (forwarded_.contains(signal) || (is_stop_request(signal) && !ending.has_trained)) {
+  if (forwarded_.contains(signal) || (is_stop_request(signal) && ending.tells_steps && !ending.has_trained)) {
     const bool before_training = ending.tells_steps && !ending.has_trained;
     return {.code = signal == SIGINT ? kInterrupted : kStopped,
             .text = fmt::format("stopped by {}{}", signal_text(signal),
@@ -187,7 +189,8 @@ LaunchReport RunOutcome::report() const {
   return {.exit_code = cause->code,
           .failed_rank = cause->rank,
           .failure = cause->rank >= 0 ? cause->text : std::string{},
-          .explained = is_explained(*cause)};
+          .explained = is_explained(*cause),
+          .ended_by_signal = cause->rank < 0};
 }
 
 std::string RunOutcome::text() const {

@@ -56,6 +56,7 @@ SignalInbox::SignalInbox() {
   struct sigaction ignored {};
   ignored.sa_handler = SIG_IGN;
   sigaction(SIGXFSZ, &ignored, &file_size_before_);
+  sigaction(SIGPIPE, &ignored, &pipe_before_);
 }
 
 // Discards signals that arrived after the last rank ended.
@@ -66,6 +67,7 @@ SignalInbox::~SignalInbox() {
     sigaction(kSignals[i], &before_[i], nullptr);
   }
   reader = reader_before_;
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
   sigaction(SIGXFSZ, &file_size_before_, nullptr);
   sigaction(SIGCHLD, &child_before_, nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
@@ -77,6 +79,14 @@ std::optional<int> SignalInbox::take() noexcept {
     return std::nullopt;
   }
   return static_cast<int>(info.ssi_signo);
+}
+
+std::optional<int> SignalInbox::take_stop() noexcept {
+  std::optional<int> taken = take();
+  while (taken == SIGUSR2) {
+    taken = take();
+  }
+  return taken;
 }
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ namespace lockstep {
 /// While it exists, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP are queued in a descriptor and do not interrupt this
 /// thread, whichever thread of the program they reach. Only this thread may take them. Signals that were ignored stay
 /// ignored. Children can be reaped even if the parent of this process ignored SIGCHLD. If a file reaches the size limit
-/// (SIGXFSZ), only the write fails.
+/// (SIGXFSZ), or the reader of a pipe has ended (SIGPIPE), only the write fails.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError
@@ -24,6 +24,9 @@ class SignalInbox {
 
   int fd() const noexcept { return fd_.get(); }
   std::optional<int> take() noexcept;  ///< the next queued signal
+  /// The next one that requests a stop. SIGUSR2, which asks ranks for their stacks, is dropped before it: call it while
+  /// there are no ranks.
+  std::optional<int> take_stop() noexcept;
 
  private:
   static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
@@ -34,6 +37,7 @@ class SignalInbox {
   sigset_t mask_before_{};
   struct sigaction child_before_ {};
   struct sigaction file_size_before_ {};
+  struct sigaction pipe_before_ {};
 };
 
 }  // namespace lockstep

@@ -153,12 +153,20 @@ std::vector<StallFinding> StallWatch::observe(const std::vector<RankSample>& sam
 }
 
 void StallWatch::leave_out(Time now) {
-  if (last_) {
-    for (Rank& rank : ranks_) {
-      rank.moved += now - *last_;
-    }
-    last_ = now;
+  if (!last_) {
+    return;
   }
+  const auto shift = [&](Time& time) { time = std::min(time + (now - *last_), now); };
+  for (Rank& rank : ranks_) {
+    shift(rank.moved);
+  }
+  shift(last_movement_);
+  for (std::optional<Time>* start : {&warned_since_, &stop_at_}) {
+    if (*start) {
+      shift(**start);
+    }
+  }
+  last_ = now;
 }
 
 void StallWatch::note_movement(const std::vector<RankSample>& samples, Time now) {

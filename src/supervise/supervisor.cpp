@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include "base/duration.h"
 #include "base/mapped.h"
@@ -19,7 +18,6 @@
 #include "environment/process_name.h"
 #include "failure/deadlines.h"
 #include "supervise/run_outcome.h"
-#include "supervise/terminal_queue.h"
 #include "supervise/watched_rank.h"
 
 namespace lockstep {
@@ -36,11 +34,11 @@ std::vector<pid_t> pids_of(const std::vector<WorkerProcess>& workers) { return m
 class Supervisor {
  public:
   Supervisor(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations, ProgressBoard progress,
-             SignalInbox& signals, const SupervisorOptions& options)
+             SignalInbox& signals, TerminalQueue& terminal, const SupervisorOptions& options)
       : progress_(std::move(progress)),
         signals_(signals),
         options_(options),
-        terminal_(options.terminal_status && isatty(STDOUT_FILENO) == 1),
+        terminal_(terminal),
         outcome_(host_name(), pids_of(workers), options.first_rank),
         stall_watch_(options.stall, static_cast<int>(workers.size()),
                      /*sees_all=*/static_cast<int>(workers.size()) == options.world_size, options.first_rank) {
@@ -127,7 +125,6 @@ class Supervisor {
       actions.push_back(std::move(action));
     };
     const bool reads_all = !terminal_.is_full();
-    left_unread_ = left_unread_ || !reads_all;
     watch(signals_.fd(), [](short) {});
     watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
     for (int rank = 0; rank < size(); ++rank) {
@@ -145,6 +142,8 @@ class Supervisor {
       for (const OutputStream stream : {OutputStream::out, OutputStream::err}) {
         if (reads_all || of_rank.output().is_kept(stream)) {
           watch(of_rank.pipe(stream).get(), [&of_rank, stream](short) { of_rank.read_pipe(stream, kReadsPerTurn); });
+        } else if (of_rank.pipe(stream).is_open()) {
+          left_unread_ = true;
         }
       }
     }
@@ -414,7 +413,7 @@ class Supervisor {
   ProgressBoard progress_;
   SignalInbox& signals_;
   SupervisorOptions options_;
-  TerminalQueue terminal_;
+  TerminalQueue& terminal_;
   RunOutcome outcome_;
   StallWatch stall_watch_;
   std::set<int> forwarded_{};
@@ -430,8 +429,9 @@ class Supervisor {
 }  // namespace
 
 LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
-                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options) {
-  return Supervisor(std::move(workers), std::move(destinations), std::move(progress), signals, options).run();
+                       ProgressBoard progress, SignalInbox& signals, TerminalQueue& terminal,
+                       const SupervisorOptions& options) {
+  return Supervisor(std::move(workers), std::move(destinations), std::move(progress), signals, terminal, options).run();
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include "supervise/rank_output.h"
 #include "supervise/signal_inbox.h"
 #include "supervise/stall_watch.h"
+#include "supervise/terminal_queue.h"
 #include "supervise/worker_process.h"
 
 namespace lockstep {
@@ -30,8 +31,10 @@ struct SupervisorOptions {
 };
 
 /// workers[i] is rank first_rank + i, progress[i] its record, destinations[i] where its output goes. Prints their
-/// output, forwards signals, ends the other ranks after a failure, and prints the failure last.
+/// output, forwards signals, ends the other ranks after a failure, and prints the failure last. Does not wait until the
+/// terminal has shown what was printed.
 LaunchReport supervise(std::vector<WorkerProcess> workers, std::vector<RankDestination> destinations,
-                       ProgressBoard progress, SignalInbox& signals, const SupervisorOptions& options);
+                       ProgressBoard progress, SignalInbox& signals, TerminalQueue& terminal,
+                       const SupervisorOptions& options);
 
 }  // namespace lockstep

@@ -64,9 +64,12 @@ FitResult Fit::run() {
     throw;
   } catch (...) {
     const KeptPlace place(record_);
+    const Error error("an exception of unknown type");
     save_after_failure();
     record_last_steps();
     tell_what_is_left();
+    note_failure(error);
+    tell_callbacks(error);
     throw;
   }
 }
@@ -87,7 +90,9 @@ FitResult Fit::train() {
                               .loss_factor = loss_factor_,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
-  look_at_time();
+  if (!limits_.are_reached(state_)) {  // else there is nothing that more time would continue
+    look_at_time();
+  }
   // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
   // stop_requested() must not be called here without a request.
   agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));

@@ -28,8 +28,9 @@ void Fit::report() {
   reports_.add_speed(metrics, state_.samples);
   metrics.emplace_back("epoch", static_cast<double>(place_.number));
   metrics_.append_logged(metrics, ends);
+  anomalies_.look(task_.module(), state_.step);
   metrics = publish(Stage::report, std::move(metrics));
-  check_values(ends);
+  act_on_anomalies(ends);
   if (config_.report.step_times) {
     step_times_.report(state_.step);
   }
@@ -81,6 +82,7 @@ void Fit::append_optimizer(Metrics& metrics) const {
 Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
   StageContext context = at(stage);
   context.metrics = context.log_to = &metrics;
+  context.is_left_out = stage == Stage::report && (anomalies_.will_roll_back() || metrics_.have_left_out_steps());
   for (const auto& [name, value] : logged) {
     context.log(name, value);
   }
@@ -96,7 +98,7 @@ void Fit::look_for_stop() {
 
 void Fit::validate() {
   // What callbacks did at its start and in its batches would be done again after a resume.
-  if (callbacks_.has(Stage::validation_start) || callbacks_.has(Stage::validation_batch_end)) {
+  if (callbacks_.has(Stage::validation_start | Stage::validation_batch_start | Stage::validation_batch_end)) {
     as_a_whole([this] { validate_now(); });
   } else {
     validate_now();
@@ -120,8 +122,9 @@ void Fit::validate_now() {
       {.max_batches = most,
        // The program has already asked: then it wants the validation of these weights.
        .least_stop = agreed_.stop || limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
-       .on_batch = [&](std::int64_t steps) { reports_.show_validation(steps, total); },
-       .on_output = output_callbacks(callbacks_, at(Stage::validation_batch_end))});
+       .on_step = [&](std::int64_t steps) { reports_.show_validation(steps, total); },
+       .on_batch_start = batch_callbacks(callbacks_, at(Stage::validation_batch_start)),
+       .on_batch_end = batch_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
   evaluated.reset();
   validation_times_.note_validation();
@@ -152,11 +155,14 @@ void Fit::validate_now() {
 }
 
 // At reports and before saves, which wait for the device anyway.
-void Fit::check_values(bool ends_window) {
+void Fit::act_on_anomalies(bool ends_window) {
   as_a_whole([&] {
-    if (anomalies_.check(snapshot_parts(), state_.step, ends_window)) {
+    if (anomalies_.act(snapshot_parts(), state_.step, ends_window)) {
       recorder_.note_rollback();
       reports_.forget_step();  // it was measured with other weights
+      if (!ends_window) {
+        metrics_.note_left_out_steps();
+      }
     }
   });
 }

@@ -153,7 +153,7 @@ class Fit {
   Metrics publish(Stage stage, Metrics metrics, const Metrics& logged = {});
   void validate();
   void validate_now();
-  void check_values(bool ends_window);
+  void act_on_anomalies(bool ends_window);
   Metrics measured();
   void check_monitor(Stage stage, const Metrics& measured);
 

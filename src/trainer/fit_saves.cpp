@@ -27,7 +27,8 @@ void Fit::tell_saved(const RunCheckpoints::Saves& saves) {
 CheckpointContents Fit::contents() {
   WorldAccess::settle_device(world_);
   check_replicas(task_.module(), world_);
-  check_values(/*ends_window=*/false);
+  anomalies_.look(task_.module(), state_.step);
+  act_on_anomalies(/*ends_window=*/false);
   recorder_.flush();
   CheckpointContents contents = checkpoint_contents(run_parts(), measured());
   if (config_.checkpoint.weights_only) {

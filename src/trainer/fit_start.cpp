@@ -293,7 +293,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
     strategy_->prepare_again();
   }
   auto parts = run_parts();
-  changed_ = restore(parts, origin->contents, schedules);
+  changed_ = restore(parts, origin->contents, schedules, /*back=*/std::exchange(has_fitted_, true));
   recorder_.restore(origin->contents.values);
   hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
   resumed_ = true;

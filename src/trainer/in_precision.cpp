@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -43,6 +44,7 @@ class Placement {
 }  // namespace
 
 void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config) {
+  const c10::InferenceMode normal(false);  // no fit could train the tensors that inference mode makes
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
     for (const auto& tensor : tensors) {
       if (tensor.value().is_meta()) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,30 +11,14 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
-#include <lockstep/checkpoint/module_state.h>
 #include <lockstep/tensor/tensor_file.h>
 
 #include "checkpoint/init_weights.h"
+#include "checkpoint/load_converted.h"
 #include "parallel/parameter_sync.h"
 
 namespace lockstep {
 namespace {
-
-/// With the dtypes of the module: weights of another precision may begin a training.
-NamedTensors in_dtypes_of(const torch::nn::Module& module, NamedTensors tensors) {
-  std::map<std::string_view, at::ScalarType> dtypes;
-  const NamedTensors own = module_tensors(module);
-  for (const auto& [name, tensor] : own) {
-    dtypes.emplace(name, tensor.scalar_type());
-  }
-  for (auto& [name, tensor] : tensors) {
-    const auto dtype = dtypes.find(name);
-    if (dtype != dtypes.end() && tensor.is_floating_point() && at::isFloatingType(dtype->second)) {
-      tensor = tensor.to(dtype->second);
-    }
-  }
-  return tensors;
-}
 
 bool is_schedule_free(const NamedTensors::value_type& of_optimizer) {
   return of_optimizer.first.ends_with(".weight_sum");
@@ -65,7 +47,7 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
   std::size_t loaded = 0;
   if (world.is_main()) {
     try {
-      loaded = load_module(module, in_dtypes_of(module, std::move(weights)), allow_partial).loaded.size();
+      loaded = load_converted(module, weights, allow_partial).loaded.size();
     } catch (const CheckpointError& error) {
       throw CheckpointError(fmt::format("--init_weights {}: {}", from, error.what()), error.hint());
     }

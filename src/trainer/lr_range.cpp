@@ -40,6 +40,7 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   TrainConfig& config = plan.config;
   config.max_epochs = config.min_epochs = config.min_steps = 0;
   config.max_steps = options.steps;
+  config.max_time_s = 0;
   config.optim.lr = options.max_lr;
   config.optim.lr_scaling = LrScaling::none;
   config.optim.non_finite = NonFinitePolicy::warn;

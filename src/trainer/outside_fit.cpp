@@ -73,6 +73,7 @@ class OutsideFit {
 struct EvaluationLoop {
   StepOutput (Task::*step)(const Batch&);
   Stage start;
+  Stage batch_start;
   Stage batch_end;
   Stage end;
   std::string_view prefix;  ///< of the metrics, for callbacks
@@ -82,6 +83,7 @@ struct EvaluationLoop {
 
 constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
                                      .start = Stage::validation_start,
+                                     .batch_start = Stage::validation_batch_start,
                                      .batch_end = Stage::validation_batch_end,
                                      .end = Stage::validation_end,
                                      .prefix = kValidationPrefix,
@@ -89,6 +91,7 @@ constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
                                      .name = "the validation"};
 constexpr EvaluationLoop kTest{.step = &Task::test_step,
                                .start = Stage::test_start,
+                               .batch_start = Stage::test_batch_start,
                                .batch_end = Stage::test_batch_end,
                                .end = Stage::test_end,
                                .prefix = kTestPrefix,
@@ -111,7 +114,8 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
                                    {.step = loop.step,
                                     .phase = loop.phase,
                                     .least_stop = least_stop(trainer),
-                                    .on_output = output_callbacks(trainer.callbacks, at(loop.batch_end))});
+                                    .on_batch_start = batch_callbacks(trainer.callbacks, at(loop.batch_start)),
+                                    .on_batch_end = batch_callbacks(trainer.callbacks, at(loop.batch_end))});
   weights.clear();
   evaluated.reset();
   if (!evaluation.complete) {
@@ -144,7 +148,7 @@ void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Pr
   trainer.callbacks.call(outside.at(Stage::predict_start));
   auto evaluated = evaluated_weights(trainer);
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_end),
+  Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_start),
                         least_stop(trainer));
   const bool is_complete = predict(prediction);
   weights.clear();

@@ -37,7 +37,8 @@ namespace {
 
 using Path = std::filesystem::path;
 
-// The sort keys of each row. Samples of a stream have no ids; they are in the order of the steps.
+// The sort keys of each row. Samples of a stream have no ids; they are in the order of the steps. In a CombinedLoader,
+// their step is their id.
 constexpr const char* kIds = "ids";
 constexpr const char* kSteps = "steps";
 constexpr const char* kLoaders = "loaders";  // of a CombinedLoader
@@ -206,7 +207,17 @@ Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config,
   }
 }
 
+void Prediction::notify(Stage stage) {
+  if (callbacks_.has(stage)) {
+    at_.stage = stage;
+    callbacks_.call(at_);
+  }
+}
+
 void Prediction::add(const Batch& batch) {
+  at_.batch = &batch;
+  ++at_.batch_number;
+  notify(Stage::predict_batch_start);
   NamedTensors results =
       in_precision(config_, world_.device().type(), batch, [this](const Batch& b) { return task_.predict_step(b); });
   for (auto& [name, tensor] : results) {
@@ -234,12 +245,9 @@ void Prediction::add(const Batch& batch) {
     throw another_layout(layout, layout_);
   }
   layout_ = layout;
-  if (callbacks_.has(at_.stage)) {
-    at_.batch = &batch;
-    at_.results = &results;
-    ++at_.batch_number;
-    callbacks_.call(at_);
-  }
+  at_.results = &results;
+  notify(Stage::predict_batch_end);
+  at_.results = nullptr;
   has_ids_ = !batch.ids.empty();
   const std::vector<std::int64_t> rows = rows_of_samples(batch);
   for (const std::int64_t row : rows) {
@@ -290,7 +298,7 @@ Prediction::End Prediction::run_steps(std::int64_t most) {
 NamedTensors Prediction::take() {
   NamedTensors rows;
   if (!results_.empty()) {
-    rows.emplace_back(has_ids_ ? kIds : kSteps, at::tensor(std::exchange(keys_, {}), at::kLong));
+    rows.emplace_back(has_ids_ || is_combined_ ? kIds : kSteps, at::tensor(std::exchange(keys_, {}), at::kLong));
     if (is_combined_) {
       rows.emplace_back(kLoaders, at::tensor(std::exchange(loaders_, {}), at::kLong));
     }

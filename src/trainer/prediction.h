@@ -16,8 +16,8 @@ namespace lockstep {
 
 class Prediction {
  public:
-  /// `callbacks`: those of the stage of `at` are called after each batch of this rank. `least_stop`: weaker stops do
-  /// not end it; nullopt: no stop does.
+  /// `at`: what `callbacks` get before and after each batch of this rank. `least_stop`: weaker stops do not end it;
+  /// nullopt: no stop does.
   Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks, const StageContext& at,
              std::optional<StopKind> least_stop);
 
@@ -40,6 +40,7 @@ class Prediction {
   /// Collective. Predicts until the epoch ends, a stop is agreed, or so many steps are done; 0: no such limit.
   End run_steps(std::int64_t most);
   void add(const Batch& batch);
+  void notify(Stage stage);
   /// What this rank has predicted since the last call: the sort keys, then the results.
   NamedTensors take();
 
@@ -50,7 +51,7 @@ class Prediction {
   CallbackList& callbacks_;
   StageContext at_;
   std::optional<StopKind> least_stop_;
-  const bool is_combined_;  // each loader has ids of its own
+  const bool is_combined_;    // each loader has ids of its own
   std::int64_t step_ = 0;     // of the prediction
   std::int64_t written_ = 0;  // steps whose results are in files
   std::vector<std::int64_t> keys_{};

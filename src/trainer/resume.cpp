@@ -330,7 +330,7 @@ Metrics metrics_of(const CheckpointContents& contents) {
 }
 
 std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents,
-                                 std::span<const NamedSchedule> schedules) {
+                                 std::span<const NamedSchedule> schedules, bool back) {
   const TrainConfig& config = run.plan.config;
   if (!contents.tensors.contains("model")) {
     throw CheckpointError("the checkpoint has no model.safetensors", "choose another checkpoint");
@@ -374,18 +374,23 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   seek(run, position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
-  if (const auto saved = contents.tensors.find("callbacks"); is_of_this_model && saved != contents.tensors.end()) {
-    run.callbacks.load(saved->second, run.world);
+  const auto saved = contents.tensors.find("callbacks");
+  if (is_of_this_model && (back || saved != contents.tensors.end())) {
+    run.callbacks.load(saved != contents.tensors.end() ? saved->second : NamedTensors(), run.world, back);
   }
+  // With another global batch the epoch may be over at this position.
+  const std::int64_t ended = run.train.position().epoch - position.epoch;
   if (const auto report = contents.tensors.find("report"); is_of_this_model && report != contents.tensors.end()) {
     restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }
   run.limits.set_earlier_time(parse_double(text(contents, kTrainingTime)).value_or(0));
-  // With another global batch the epoch may be over at this position.
-  const std::int64_t ended = run.train.position().epoch - position.epoch;
   state.epoch += ended;
   run.state = state;
-  run.place = ended > 0 ? EpochPlace{.number = state.epoch} : place_of(contents, position, run.train.position());
+  run.place = place_of(contents, position, run.train.position());
+  if (ended > 0) {
+    run.metrics.end_epoch();  // its means are reported by nobody
+    run.place = {.number = state.epoch, .validation_is_due = run.place.validation_is_due};
+  }
   restore_rng(contents.per_rank, config.seed, run.world.rank(), state.step, run.world.device());
   std::vector<std::string> changed = changes(run, contents);
   warn_about(changed, contents, run.world);

@@ -51,8 +51,9 @@ bool adds_as_gloo(const CheckpointContents& contents, const World& world);
 
 /// Collective: same result on every rank. Throws: CheckpointError (exit 65) if model, data or data order do not match;
 /// changes nothing then. Warns about every hyperparameter that differs, and returns their descriptions.
-/// Warns also about `schedules` that follow the length of the run, if that has changed.
+/// Warns also about `schedules` that follow the length of the run, if that has changed. `back`: the process has trained
+/// before: callbacks that had no state then lose theirs.
 std::vector<std::string> restore(RunParts& run, const CheckpointContents& contents,
-                                 std::span<const NamedSchedule> schedules);
+                                 std::span<const NamedSchedule> schedules, bool back);
 
 }  // namespace lockstep

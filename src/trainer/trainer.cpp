@@ -67,7 +67,7 @@ Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
   if (const auto& deadline = impl_->plan.facts.job_end) {
-    impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline));
+    impl_->callbacks.add(std::make_shared<TimeLimit>(*deadline, "job_end"));
   }
 }
 

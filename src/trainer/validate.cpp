@@ -17,16 +17,15 @@
 
 namespace lockstep {
 
-std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackList& callbacks,
-                                                                      const StageContext& context) {
+BatchFunction batch_callbacks(CallbackList& callbacks, const StageContext& context) {
   if (!callbacks.has(context.stage)) {
     return {};
   }
   StageContext of_batch = context;
   of_batch.log_to = nullptr;  // ranks have other batches, and other numbers of them
-  return [&callbacks, at = of_batch](const Batch& batch, const StepOutput& output) mutable {
+  return [&callbacks, at = of_batch](const Batch& batch, const StepOutput* output) mutable {
     at.batch = &batch;
-    at.output = &output;
+    at.output = output;
     ++at.batch_number;
     callbacks.call(at);
   };
@@ -63,17 +62,20 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
     }
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
+        if (options.on_batch_start) {
+          options.on_batch_start(batch, nullptr);
+        }
         const StepOutput output =
             in_precision(config, world.device().type(), batch, [&](const Batch& b) { return (task.*options.step)(b); });
         check_output(output);
         has_samples = true;
         meter.add(output, batch.samples);
-        if (options.on_output) {
-          options.on_output(batch, output);
+        if (options.on_batch_end) {
+          options.on_batch_end(batch, &output);
         }
       }
     }
-    options.on_batch(++done);
+    options.on_step(++done);
     if (step->ends_epoch || done == options.max_batches) {
       break;
     }

@@ -16,18 +16,21 @@ struct Evaluation {
   bool complete = false;  ///< all requested batches were used
 };
 
+/// `output`: null before the step of the batch.
+using BatchFunction = std::function<void(const Batch& batch, const StepOutput* output)>;
+
 struct EvaluationOptions {
   StepOutput (Task::*step)(const Batch&) = &Task::validation_step;
   Phase phase = Phase::validation;
   std::int64_t max_batches = 0;                            ///< maximum number of steps; 0: no limit
   std::optional<StopKind> least_stop = StopKind::program;  ///< weaker stops do not end it; nullopt: no stop does
-  std::function<void(std::int64_t done)> on_batch = [](std::int64_t) {};
-  std::function<void(const Batch&, const StepOutput&)> on_output{};  ///< after each batch of this rank
+  std::function<void(std::int64_t done)> on_step = [](std::int64_t) {};
+  BatchFunction on_batch_start{};  ///< before each batch of this rank
+  BatchFunction on_batch_end{};    ///< after it
 };
 
-/// For EvaluationOptions::on_output: calls the callbacks of the context's stage. Empty if there are none.
-std::function<void(const Batch&, const StepOutput&)> output_callbacks(CallbackList& callbacks,
-                                                                      const StageContext& context);
+/// Calls the callbacks of the context's stage. Empty if there are none.
+BatchFunction batch_callbacks(CallbackList& callbacks, const StageContext& context);
 
 /// Collective. Validates on the current epoch of `data`, from its beginning, every sample once, weighted by count over
 /// all ranks. Runs in evaluation mode without gradients, then restores the random generators and the training flag of

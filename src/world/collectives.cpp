@@ -296,6 +296,15 @@ bool WorldAccess::any_without_timeout(World& world, bool value) {
                                                 c10d::ReduceOp::MAX, kNoLimit) != 0;
 }
 
+void WorldAccess::run_as_callback(World& world, std::string_view name, std::string_view where,
+                                  const std::function<void()>& work) {
+  {
+    const PhaseScope phase(progress(world), name, where);
+    work();
+  }
+  any_without_timeout(world, false);
+}
+
 bool World::all(bool value) {
   return impl_->alone() ? value
                         : impl_->control_all_reduce("all", Operation::all, value ? 1 : 0, c10d::ReduceOp::MIN) != 0;

@@ -13,7 +13,6 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/plan/plan.h>
 
-#include "base/assertion.h"
 #include "base/duration.h"
 #include "base/mapped.h"
 #include "base/text.h"
@@ -102,7 +101,13 @@ World World::connect(const Plan& plan, const Identity& identity) { return WorldA
 World WorldAccess::connect(const Plan& plan, const Identity& identity,
                            const std::function<void(const World&)>& on_rendezvous) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
-  LOCKSTEP_ASSERT(local < plan.local_devices.size(), "the plan has a device for every local rank");
+  if (local >= plan.local_devices.size()) {
+    throw ConfigError(
+        fmt::format(
+            "World::connect: found local rank {}, expected less than {}, the number of local devices of the plan",
+            identity.local_rank, plan.local_devices.size()),
+        "resolve the plan with the same identity");
+  }
   const LocalDevice& chosen = plan.local_devices[local];
   set_log_rank(identity.rank, identity.world_size);
   World world(std::make_unique<World::Impl>());
@@ -178,7 +183,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
 
 World World::single(c10::Device device) {
   if (device.is_cuda()) {
-    start_gpu(device, /*uuids=*/{}, /*local=*/0);
+    device = start_gpu(device, /*uuids=*/{}, /*local=*/0);
   }
   return WorldAccess::make({}, {}, device, Backend::gloo, {});
 }

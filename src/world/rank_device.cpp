@@ -19,6 +19,10 @@
 
 namespace lockstep {
 
+c10::Device with_index(c10::Device device) {
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 c10::Device start_gpu(c10::Device device, const std::vector<std::string>& uuids, std::size_t local) {
   const ScopedVariable order(kDeviceOrder, kPciOrder);  // the order in which the plan numbers GPUs
   load_cuda();
@@ -28,6 +32,7 @@ c10::Device start_gpu(c10::Device device, const std::vector<std::string>& uuids,
     if (const auto indices = cuda_indices(uuids, cuda_gpus()); !indices.empty()) {
       device.set_index(static_cast<c10::DeviceIndex>(indices[local]));
     }
+    device = with_index(device);
     const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
     cuda.setDevice(device);
     at::ones({1}, at::device(device));  // a kernel: LibTorch may have none for this kind of GPU

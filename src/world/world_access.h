@@ -79,6 +79,10 @@ struct WorldAccess {
   static at::Tensor on_host(const World& world, const at::Tensor& tensor);
   /// Collective. For the callbacks of other ranks, which may take any time.
   static bool any_without_timeout(World& world, bool value);
+  /// Collective. For code of the program that may take any time: no stall is seen in it, and the ranks wait for each
+  /// other after it, not in the next step. `name`, `where`: as of a callback and its stage.
+  static void run_as_callback(World& world, std::string_view name, std::string_view where,
+                              const std::function<void()>& work);
   /// Collective. World::all_gather.
   static GatheredRows all_gather(World& world, const at::Tensor& tensor);
   /// For a rank that failed at the completed `step`. true: every rank of the world has, and each got true. See Note [A

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -25,6 +26,17 @@ TEST(WaitForTheDevice, EndsWithTheWorkOfTheCurrentStream) {
       simulated::launch([to = simulated::raw(value)] { to.add_(1); });
     }
     EXPECT_EQ(WorldAccess::on_host(world, value).item<float>(), 20) << "seed " << seed;
+  }
+}
+
+TEST(WithIndex, IsTheCurrentDeviceAsForTensors) {
+  simulated::begin(0);
+  const c10::Device any(simulated::device().type());
+  for (const int index : {0, 1}) {
+    const c10::DeviceGuard guard(simulated::device(index));
+    EXPECT_EQ(with_index(any), at::zeros({1}, at::device(any)).device());
+    EXPECT_EQ(with_index(any), simulated::device(index));
+    EXPECT_EQ(with_index(simulated::device(1)), simulated::device(1));
   }
 }
 

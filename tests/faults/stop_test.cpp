@@ -13,6 +13,7 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr int kLongestWait = 1500;  // ms; includes start, training, validation and saves
@@ -152,6 +153,87 @@ TEST_F(Stop, ThatIsFollowedByAKillLosesStepsOnly) {
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.err, HasSubstr("resuming from step 52"));
   EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
+}
+
+/// A job of Slurm without srun, whose scontrol writes down what it is asked for.
+class Requeue : public testing::Test {
+ protected:
+  Requeue() {
+    const auto scontrol = dir_.path() / "scontrol";
+    write_text(scontrol, "#!/bin/sh\necho \"$@\" >> '" + calls_.string() + "'\n");
+    std::filesystem::permissions(scontrol, std::filesystem::perms::owner_all);
+  }
+
+  std::vector<std::string> train(const std::vector<std::string>& more = {}) const {
+    return command(TRAIN_PROGRAM, dir_.path() / "run",
+                   with({"--devices", "2", "--max_epochs", "100000", "--dist.requeue", "true"}, more));
+  }
+  Process::Environment in_job(Process::Environment more = {}) const {
+    more["SLURM_JOB_ID"] = "7";
+    more["PATH"] = dir_.path().string() + ":" + read_environment().get("PATH").value_or("");
+    return more;
+  }
+  std::vector<std::string> calls() const { return read_lines(calls_); }
+
+  TempDir dir_;
+  const std::filesystem::path calls_ = dir_.path() / "calls";
+};
+
+TEST_F(Requeue, IsAskedForOnceByATrainingThatStops) {
+  Process process(train(), in_job());
+  ASSERT_TRUE(process.wait_for("step 5 ")) << process.err();
+  process.signal(SIGUSR1);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+}
+
+TEST_F(Requeue, FollowsAStopBeforeARestart) {
+  Process process(train({"--dist.max_restarts", "5"}),
+                  in_job({{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}}));
+  ASSERT_TRUE(process.wait_for("restart 1 in ")) << process.err();
+  process.signal(SIGUSR1);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped before the restart"));
+  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+}
+
+TEST_F(Requeue, FollowsAStopWhileRanksLoad) {
+  Process process(train(), in_job({{"TRAIN_PROGRAM_WAITS_IN_MAIN", "1"}}));
+  ASSERT_TRUE(process.wait_for("waits in main")) << process.err();
+  process.signal(SIGUSR1);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("before the training began"));
+  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+}
+
+TEST_F(Requeue, DoesNotFollowCtrlC) {
+  Process process(train(), in_job({{"TRAIN_PROGRAM_WAITS_IN_MAIN", "1"}}));
+  ASSERT_TRUE(process.wait_for("waits in main")) << process.err();
+  process.signal(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+  EXPECT_THAT(calls(), ElementsAre());
+}
+
+// One task per node, of which the other one has not started.
+TEST_F(Requeue, FollowsAStopWhileTheLauncherWaitsForAnotherNode) {
+  const std::string port = free_port();
+  Process process(train({"--dist.init_timeout_s", "60"}), in_job({{"SLURM_STEP_ID", "0"},
+                                                                  {"SLURM_PROCID", "0"},
+                                                                  {"SLURM_NODEID", "0"},
+                                                                  {"SLURM_LOCALID", "0"},
+                                                                  {"SLURM_STEP_NUM_TASKS", "2"},
+                                                                  {"SLURM_STEP_NUM_NODES", "2"},
+                                                                  {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                                                                  {"SLURM_STEP_NODELIST", "n[1-2]"},
+                                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                                  {"MASTER_PORT", port}}));
+  ASSERT_TRUE(process.wait_for("waiting for node 1")) << process.err();
+  process.signal(SIGUSR1);
+  EXPECT_EQ(process.wait().code, 75) << process.err();
+  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
 }
 
 TEST(ManyRanks, StartTrainAndStopOnFewCores) {

@@ -58,6 +58,15 @@ LOCKSTEP_DEVICE_TEST(Averages, AreThoseOfTheWeights) {
   }
 }
 
+// A device without an index means the current one, as for tensors.
+LOCKSTEP_DEVICE_TEST(Worlds, HaveTheDeviceOfTheirTensors) {
+  const c10::Device any(where == ComputeSetup::gpu ? c10::kCUDA : c10::kCPU);
+  World world = World::single(any);
+  EXPECT_EQ(world.device(), at::zeros({1}, at::device(any)).device());
+  DataLoader data(small_images(8), {.batch = {.batch_size = 8, .global_batch_size = 8}}, world);
+  EXPECT_EQ(data.next()->micro.front().input.device(), world.device());
+}
+
 /// The values of metrics after three updates on the device.
 std::map<std::string, at::Tensor> metric_values(ComputeSetup where) {
   using namespace metrics;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "base/mapped.h"
+#include "environment/process_name.h"
 #include "support/plain_ranks.h"
 #include "support/python.h"
 #include "support/requirements.h"
@@ -104,17 +105,23 @@ TEST(SlurmTasks, MayStartDifferentNumbersOfRanksOnTheirNodes) {
 }
 
 /// As perceptrain's scripts export them.
-TEST(Environment, NeedsNoLocalWorldSize) {
+TEST(Environment, NeedsNoLocalWorldSizeAndPrintsWhereEachRankRuns) {
   const TempDir dir;
   const auto ranks =
       start_ranks(2, command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"}), [](PlainRank& rank) {
         rank.variables.erase("LOCAL_WORLD_SIZE");
         rank.variables["MASTER_ADDR"] = "localhost";
       });
+  std::string places;
   for (const auto& rank : ranks) {
     const auto result = rank->wait();
     EXPECT_EQ(result.code, 0) << result.err;
+    places += "rank " + std::to_string(&rank - ranks.data()) + " of 2 on host " + host_name() + ", CPU, pid " +
+              std::to_string(rank->pid()) + "\n";
   }
+  EXPECT_THAT(ranks[0]->err(), HasSubstr("\n" + places));
+  EXPECT_EQ(ranks[0]->err().find(places), ranks[0]->err().rfind(places)) << "once";
+  EXPECT_THAT(ranks[1]->err(), testing::Not(HasSubstr(" on host "))) << "rank 0 prints for all";
 }
 
 /// Rank 1 may have only small files, and shared memory is one.

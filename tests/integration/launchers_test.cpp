@@ -264,11 +264,14 @@ TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
     std::vector<std::string> options;
     std::vector<std::string> flags;
     const char* launch;
+    const char* gpus = "";  // SLURM_GPUS_ON_NODE, which Slurm sets where there are some
   };
   const Script scripts[] = {
       {"srun_one_gpu", {}, {}, "Slurm, 1 rank"},
       {"srun_one_node", {}, {"--nprocs", "2"}, "Slurm, one process per node, this program starts 2 ranks there"},
       {"srun_many_nodes", {"--ntasks-per-node=1"}, {}, "Slurm, 2 ranks on 2 nodes"},
+      {"torchrun_one_gpu", {}, {}, "torchrun, 1 rank ("},
+      {"torchrun_one_node", {}, {}, "torchrun, 2 ranks (", "2"},
       {"torchrun_many_nodes", {}, {}, "torchrun, 2 ranks on 2 nodes"},
   };
   const std::string torchrun = find_torchrun(LIBTORCH_DIR);
@@ -277,14 +280,14 @@ TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
   const TempDir dir;
   const auto path =
       std::filesystem::path(torchrun).parent_path().string() + ":" + read_environment().get("PATH").value_or("");
-  for (const auto& [name, options, flags, launched] : scripts) {
+  for (const auto& [name, options, flags, launched, gpus] : scripts) {
     SCOPED_TRACE(name);
     const auto log = dir.path() / (std::string(name) + ".log");
     auto words =
         with({"sbatch", "--wait", "--gpus-per-node=0", "--cpus-per-task=1", "--output=" + log.string()}, options);
     words.push_back(std::string(EXAMPLE_SOURCES) + "/slurm/" + name + ".sbatch");
     words = with(words, command(std::string(EXAMPLES_DIR) + "/02_multi_device", dir.path() / name, flags));
-    const auto result = cluster.run(words, {{"PATH", path}});
+    const auto result = cluster.run(words, {{"PATH", path}, {"SLURM_GPUS_ON_NODE", gpus}});
     EXPECT_EQ(result.code, 0) << result.err << read_text(log);
     EXPECT_THAT(read_text(log), HasSubstr("launch       " + std::string(launched)));
   }

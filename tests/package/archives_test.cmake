@@ -1,5 +1,5 @@
-# Packs a DEB and a TGZ twice and compares the bytes; checks the DEB's fields and what lintian says; unpacks it, builds a program
-# against it, and starts the tools; lets apt install it.
+# Packs a DEB and a TGZ twice and compares the bytes; unpacks both, builds a program against each, and starts the tools; checks the
+# DEB's fields and what lintian says; lets apt install it.
 # cmake -D source=... -D build=... -D libtorch=... -D work=... -D compiler=... -P archives_test.cmake
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
@@ -56,6 +56,7 @@ execute_process(COMMAND grep -rIlF -e /opt/libtorch ${root} OUTPUT_VARIABLE name
 if(NOT named MATCHES "lockstep.pc" OR NOT named MATCHES "lockstep-config.cmake")  # the control: this way of looking finds something
   message(FATAL_ERROR "lockstep.pc or lockstep-config.cmake does not name /opt/libtorch")
 endif()
+build_and_run_small(${root} ${work}/program_of_tgz -D LOCKSTEP_LIBTORCH=${libtorch})
 run(${root}/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libtorch}/lib ${root}/bin/lockstep test --nprocs 1 --run-dir ${work})
 run(python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${root}/share/doc/lockstep)
@@ -85,7 +86,7 @@ endforeach()
 
 run(dpkg-deb --extract ${deb} ${work}/root)
 run(python3 ${CMAKE_CURRENT_LIST_DIR}/manual_links.py ${work}/root/usr/share/doc/lockstep)
-build_and_run_small(${work}/root/usr ${work}/program -D LOCKSTEP_LIBTORCH=${libtorch})
+build_and_run_small(${work}/root/usr ${work}/program_of_deb -D LOCKSTEP_LIBTORCH=${libtorch})
 run(${work}/root/usr/bin/lockstep run --nproc-per-node 2 -- ${CMAKE_COMMAND} -E true)
 run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${libtorch}/lib ${work}/root/usr/bin/lockstep test --nprocs 1 --run-dir ${work})
 

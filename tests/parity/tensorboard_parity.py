@@ -13,7 +13,7 @@ import sys
 import zlib
 
 from tensorboard.backend.event_processing import event_accumulator
-from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams import api_pb2, metadata
 
 
 def check_media(events):
@@ -46,14 +46,25 @@ def check_png(png):
         sys.exit(f"the image has {len(rows)} bytes, expected 176")
 
 
-def check_settings(events, run):
+def check_settings(events):
     start, experiment = (
         metadata.parse_session_start_info_plugin_data(
             events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content),
         metadata.parse_experiment_plugin_data(events.SummaryMetadata(metadata.EXPERIMENT_TAG).plugin_data.content),
     )
-    if start.hparams["report.tensorboard"].string_value != "true":
-        sys.exit(f"the settings are {start.hparams}")
+    kinds = {info.name: api_pb2.DataType.Name(info.type) for info in experiment.hparam_infos}
+    settings = {}
+    for name, value in start.hparams.items():
+        kind = value.WhichOneof("kind")
+        settings[name] = getattr(value, kind)
+        if kinds[name] != {"string_value": "DATA_TYPE_STRING", "bool_value": "DATA_TYPE_BOOL",
+                           "number_value": "DATA_TYPE_FLOAT64"}[kind]:
+            sys.exit(f"{name} is a {kind} of {kinds[name]}")
+    expected = {"report.tensorboard": True, "benchmark": False, "report.every_steps": 3.0, "dropout": 0.2,
+                "precision": "fp32", "devices": "auto", "data.steps_per_epoch": "0"}
+    for name, value in expected.items():
+        if settings.get(name) != value or type(settings[name]) is not type(value):
+            sys.exit(f"{name} is {settings.get(name)!r}, expected {value!r}")
     if "loss" not in [metric.name.tag for metric in experiment.metric_infos]:
         sys.exit("the metric loss is not among those of HPARAMS")
 
@@ -90,7 +101,7 @@ def main():
     if "config" not in events.Tags()["tensors"]:
         sys.exit("the configuration is missing")
     check_media(events)
-    check_settings(events, run)
+    check_settings(events)
     print(f"{rows} values are equal")
 
 

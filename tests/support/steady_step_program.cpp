@@ -1,22 +1,27 @@
 // Prints what a step costs in allocations (calls of operator new) and page faults, as JSON: of a loop by hand, of the
 // Trainer with the same model, batch and optimizer, of the Trainer with callbacks that have no stage of a step, and,
-// as the control, with a callback that allocates once in each step.
+// as the control, with a callback that allocates and makes a system call once in each step. Then of a loop by hand and
+// of the Trainer, both with clipping, a schedule and a metric.
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <memory>
 #include <new>
+#include <numbers>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/lockstep.h>
@@ -48,12 +53,15 @@ namespace {
 // The Trainer looks at the losses of 256 steps at once, so both are multiples of that.
 constexpr std::int64_t kWarmUp = 512;
 constexpr std::int64_t kSteps = 1024;
+constexpr std::int64_t kCosineSteps = 1'000'000;
+constexpr double kLongestNorm = 0.5;
 
 struct Cost {
   double allocations = 0;
   double page_faults = 0;
 };
 
+/// A process that counts the system calls of this one knows by getrusage() where the steps begin and end.
 Cost cost_until_now() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -95,11 +103,22 @@ torch::nn::Sequential model() { return torch::nn::Sequential(torch::nn::Linear(3
 
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) { return at::mse_loss(output, target); }
 
+lockstep::StepOutput loss_and_error(const at::Tensor& output, const at::Tensor& target) {
+  lockstep::StepOutput step(loss_of(output, target));
+  const at::NoGradGuard no_grad;
+  step.metrics.emplace_back("error", at::l1_loss(output, target));
+  return step;
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(parameters);
+  return lockstep::adamw()(std::move(groups));
+}
+
 Cost cost_by_hand() {
   auto net = model();
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(net->parameters());
-  const auto optimizer = lockstep::adamw()(std::move(groups));
+  const auto optimizer = optimizer_of(net->parameters());
   SameBatch data;
   while (const auto* step = data.next()) {
     optimizer->zero_grad();
@@ -109,43 +128,75 @@ Cost cost_by_hand() {
   return data.per_step();
 }
 
-Cost cost_of_trainer(lockstep::Session& session, const std::function<void(lockstep::Trainer&)>& prepare) {
-  auto task = lockstep::make_task(model(), loss_of, lockstep::adamw());
+Cost cost_by_hand_with_all() {
+  auto net = model();
+  const std::vector<at::Tensor> parameters = net->parameters();
+  const auto optimizer = optimizer_of(parameters);
+  auto& options = optimizer->param_groups().front().options();
+  const double lr = options.get_lr();
+  at::Tensor errors = at::zeros({}, at::kDouble);
+  std::int64_t count = 0;
   SameBatch data;
-  lockstep::Trainer trainer(session);
-  prepare(trainer);
-  trainer.fit(*task, data);
+  while (const auto* step = data.next()) {
+    const lockstep::Batch& batch = step->micro[0];
+    optimizer->zero_grad();
+    const at::Tensor output = net->forward(batch.input);
+    loss_of(output, batch.target).backward();
+    const at::NoGradGuard no_grad;
+    errors.add_(at::l1_loss(output, batch.target), batch.samples);
+    torch::nn::utils::clip_grad_norm_(parameters, kLongestNorm);
+    options.set_lr(lr * (1 + std::cos(std::numbers::pi * static_cast<double>(count++) / kCosineSteps)) / 2);
+    optimizer->step();
+  }
   return data.per_step();
 }
 
-void print(const char* name, const Cost& cost, const char* end) {
-  fmt::print("\"{}\": {{\"allocations\": {}, \"page_faults\": {}}}{}\n", name, cost.allocations, cost.page_faults, end);
+Cost cost_of_trainer(lockstep::Session& session, lockstep::Task& task,
+                     const std::function<void(lockstep::Trainer&)>& prepare = {}) {
+  SameBatch data;
+  lockstep::Trainer trainer(session);
+  if (prepare) {
+    prepare(trainer);
+  }
+  trainer.fit(task, data);
+  return data.per_step();
+}
+
+void print(const char* name, const Cost& cost) {
+  fmt::print("\"{}\": {{\"allocations\": {}, \"page_faults\": {}}},\n", name, cost.allocations, cost.page_faults);
 }
 
 }  // namespace
 
 int main() {
-  const lockstep::TrainConfig config{.compute_setup = lockstep::ComputeSetup::cpu,
-                                     .max_epochs = 0,
-                                     .max_steps = 1'000'000,
-                                     .checkpoint = {.enabled = false},
-                                     .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}};
+  lockstep::TrainConfig config{.compute_setup = lockstep::ComputeSetup::cpu,
+                               .max_epochs = 0,
+                               .max_steps = 1'000'000,
+                               .checkpoint = {.enabled = false},
+                               .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}};
   lockstep::Session session = lockstep::Session::single(config);
+  config.optim.max_grad_norm = kLongestNorm;
+  lockstep::Session clipping = lockstep::Session::single(config);
   int calls = 0;
   const auto count = [&](const lockstep::StageContext&) { ++calls; };
-  const Cost by_hand = cost_by_hand();
-  const Cost trainer = cost_of_trainer(session, [](lockstep::Trainer&) {});
-  const Cost other_stages = cost_of_trainer(session, [&](lockstep::Trainer& made) {
-    made.on(lockstep::Stage::fit_start, count).on(lockstep::Stage::validation_end, count);
-  });
   std::unique_ptr<int> kept;
-  const Cost allocating = cost_of_trainer(session, [&](lockstep::Trainer& made) {
-    made.on(lockstep::Stage::step_end, [&](const lockstep::StageContext&) { kept = std::make_unique<int>(1); });
-  });
+  const auto plain = [] { return lockstep::make_task(model(), loss_of, lockstep::adamw()); };
+  const auto with_all =
+      lockstep::make_task(model(), loss_and_error, {lockstep::adamw(), fmt::format("cosine:for={}", kCosineSteps)});
+
   fmt::print("{{\n");
-  print("by_hand", by_hand, ",");
-  print("trainer", trainer, ",");
-  print("callbacks_of_other_stages", other_stages, ",");
-  print("allocating_callback", allocating, ",");
-  fmt::print("\"calls\": {}\n}}\n", calls);
+  print("by_hand", cost_by_hand());
+  print("trainer", cost_of_trainer(session, *plain()));
+  print("callbacks_of_other_stages", cost_of_trainer(session, *plain(), [&](lockstep::Trainer& made) {
+          made.on(lockstep::Stage::fit_start, count).on(lockstep::Stage::validation_end, count);
+        }));
+  print("costly_callback", cost_of_trainer(session, *plain(), [&](lockstep::Trainer& made) {
+          made.on(lockstep::Stage::step_end, [&](const lockstep::StageContext&) {
+            kept = std::make_unique<int>(1);
+            getppid();
+          });
+        }));
+  print("by_hand_with_all", cost_by_hand_with_all());
+  print("trainer_with_all", cost_of_trainer(clipping, *with_all));
+  fmt::print("\"calls\": {}, \"steps\": {}\n}}\n", calls, kSteps);
 }

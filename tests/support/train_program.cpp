@@ -346,6 +346,14 @@ void die_once(const lockstep::Variables& environment) {
   }
 }
 
+// Ranks that are still loading, for ever.
+void wait_in_main(const lockstep::Variables& environment) {
+  if (environment.has("TRAIN_PROGRAM_WAITS_IN_MAIN") && environment.has("RANK")) {
+    fmt::print(stderr, "waits in main\n");
+    sleep_for(std::chrono::hours(1));
+  }
+}
+
 // A program without run() that makes a Session after another one.
 int connect_twice() {
   try {
@@ -370,6 +378,7 @@ int main(int argc, char** argv) {
     }
   });
   die_once(lockstep::read_environment());
+  wait_in_main(lockstep::read_environment());
   if (lockstep::read_environment().has("TRAIN_PROGRAM_STARTS_THREADS")) {
     at::ones({2'000'000}).exp();  // starts LibTorch's threads, also in the launcher
   }

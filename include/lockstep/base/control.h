@@ -29,8 +29,8 @@ class TrainControl {
   /// Asks for a stop and a save after the current step. Thread-safe. The first request counts, but any other kind
   /// replaces `program`.
   void request_stop(std::string_view reason, StopKind kind = StopKind::program);
-  /// request_stop() at a time. The last call counts; its time holds until the end of the fit, also in fits inside it.
-  /// Thread-safe.
+  /// request_stop() at a time. Of several times of one kind the earliest counts, until the end of the fit, also in fits
+  /// inside it. Thread-safe.
   void request_stop_at(std::chrono::steady_clock::time_point time, std::string_view reason,
                        StopKind kind = StopKind::program);
   /// Asks for a checkpoint at the next step boundary. Thread-safe.

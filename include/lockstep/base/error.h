@@ -18,14 +18,14 @@ enum class ExitCode : int {
   bad_data = 65,       ///< no valid checkpoint, or a checkpoint that does not match the model or the data
   internal = 70,       ///< a failed assertion: a bug in lockstep
   io = 74,             ///< disk full, permission, I/O error
-  stopped = 75,        ///< stopped on request after saving; run again to resume
+  stopped = 75,        ///< stopped on request, after saving or before the training began; run again to resume
   peer_lost = 76,      ///< the connection to another rank was lost
   out_of_memory = 77,  ///< memory ran out, and memory.halve_batch asks for another start with half the micro-batch
   disagree = 78,       ///< ranks disagree about configuration, build, parameters or collectives
   timeout = 124,       ///< a deadline passed: start-up, rendezvous or stall
   cannot_run = 126,    ///< the launcher found the program but cannot execute it
   not_found = 127,     ///< the launcher cannot find the program
-  interrupted = 130,   ///< Ctrl-C, after saving
+  interrupted = 130,   ///< Ctrl-C, after saving or before the training began
 };
 
 /// Base of all lockstep exceptions. `what()` says what was found and what was expected (lower case, no full stop);

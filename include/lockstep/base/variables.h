@@ -1,6 +1,6 @@
 // lockstep/base/variables.h
 //
-// The process environment as a value: read once at start-up, then passed. Torch-free.
+// The process environment as a value. Torch-free.
 #pragma once
 
 #include <map>

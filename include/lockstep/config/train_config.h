@@ -70,8 +70,9 @@ struct OptimConfig {
   double max_grad_norm = 0;        ///< maximum of the global gradient norm (clipping); 0: no clipping
   double max_grad_value = 0;       ///< maximum of the absolute value of each gradient element; 0: no clipping
   LrSchedule schedule{};  ///< of all optimizers, "warmup:500+cosine"; not set: those of the program, else constant
-  NonFinitePolicy non_finite = NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in loss or
-                                                       ///< parameters; skip: a step with such gradients changes nothing
+  NonFinitePolicy non_finite = NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in a loss, a
+                                                       ///< gradient norm or a parameter; skip: a step with such a loss
+                                                       ///< or gradients changes nothing
 };
 
 /// A loss, gradient norm or input that is far above those of the steps before.
@@ -226,5 +227,8 @@ struct TrainConfig {
   MemoryConfig memory{};
   ReportConfig report{};
 };
+
+/// runs/<run_name>, or run_dir if it is set; without a trailing slash.
+std::string run_directory(const TrainConfig& config);
 
 }  // namespace lockstep

@@ -51,10 +51,11 @@ struct Identity {
   std::string devices{};     ///< our launcher: its choice, in the form of --devices; "": the rank chooses
 };
 
-/// Checks in this order: our own launcher; torchrun and all that set RANK, WORLD_SIZE and LOCAL_RANK; LSF's jsrun; Open
-/// MPI; Hydra (MPICH, Intel MPI); MVAPICH2; a Slurm step; RANK and WORLD_SIZE alone (Kubeflow); SageMaker without a
-/// launcher. nullopt: no launcher; "single" if this looks like a mistake, with the reason in `hints`. May read /proc
-/// and LSF's rank file. Throws: ConfigError listing every missing, malformed or contradictory variable with its value.
+/// Checks in this order: our own launcher; torchrun and all that set LOCAL_RANK, or RANK and LOCAL_WORLD_SIZE; LSF's
+/// jsrun; Open MPI; Hydra (MPICH, Intel MPI); MVAPICH2; a Slurm step; RANK and WORLD_SIZE without them (Kubeflow);
+/// SageMaker without a launcher. nullopt: no launcher; "single" if this looks like a mistake, with the reason in
+/// `hints`. May read /proc and LSF's rank file. Throws: ConfigError listing every missing, malformed or contradictory
+/// variable with its value.
 std::optional<Identity> detect_identity(const Variables& variables);
 
 /// Whether this process starts the ranks of its node: there is no launcher, or it launched one process per node.

@@ -52,8 +52,9 @@ struct LaunchRequest {
 };
 
 /// Starts one worker process per rank of this machine (own process group, dies with this process), prefixes its output
-/// with "[rank3]: ", forwards SIGINT and SIGTERM to all ranks once, kills at once on a second SIGINT, and returns when
-/// all have ended. After the first failure the other ranks end within grace + 5 s. Then all ranks are restarted if
+/// with "[rank3]: ", forwards SIGINT, SIGTERM, SIGUSR1 and SIGHUP (as SIGTERM) to all ranks, each once, kills at once
+/// on a SIGINT more than 1 s after the first one, and returns when all have ended. On SIGUSR2 the ranks print their
+/// stacks. After the first failure the other ranks end within grace + 5 s. Then all ranks are restarted if
 /// restarts are left and the failure is not deterministic (see RestartPolicy). All descendants of the workers are
 /// killed, including detached ones, even if this process is killed. The failure is printed last. Blocks. Main thread
 /// only.

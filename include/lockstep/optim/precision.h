@@ -34,7 +34,9 @@ class [[nodiscard]] AutocastScope {
 std::optional<c10::ScalarType> parameter_dtype(Precision precision) noexcept;
 
 /// The settings of LibTorch that a configuration asks for: matmul_precision, deterministic, benchmark, detect_anomaly.
-/// Restores the previous ones. They apply to the whole process.
+/// They apply to the whole process. Scopes in several threads need the same values, and the last one restores the
+/// previous settings; in one thread an inner scope may have other values. Throws: ConfigError (a scope in another
+/// thread has other values; a matmul_precision after calls of at::Context::setFloat32Precision).
 class [[nodiscard]] NumericsScope {
  public:
   explicit NumericsScope(const TrainConfig& config);

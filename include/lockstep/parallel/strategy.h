@@ -95,8 +95,9 @@ class StrategyOptimizer {
   virtual void add_inputs(const at::Tensor& square) = 0;
   virtual at::Tensor mean_inputs() = 0;
 
-  /// Call it after the last backward. Gradients are then the mean and equal on every rank. Throws: Error naming the
-  /// parameters without a gradient, before any update.
+  /// Call it after the last backward. Gradients are then the mean and equal on every rank. Throws, unless
+  /// find_unused_parameters: Error naming the parameters without a gradient, before any update. With one rank it looks
+  /// in the first step only: it warns if some have none, and throws if all have none.
   virtual void finish() = 0;
 
   virtual void clip_groups() = 0;                          ///< to GroupSpec::max_grad_norm

@@ -103,7 +103,4 @@ BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size);
 /// requested value.
 TrainConfig asked_config(const Plan& plan);
 
-/// runs/<run_name>, or run_dir if it is set; without a trailing slash.
-std::string run_directory(const TrainConfig& config);
-
 }  // namespace lockstep

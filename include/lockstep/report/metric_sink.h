@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <lockstep/base/file_system.h>
@@ -44,8 +43,12 @@ struct Image {
   std::string pixels{};  ///< width x height x channels bytes
 };
 
-/// A setting of a run: its name and value, as in config.toml.
-using RunSetting = std::pair<std::string, std::string>;
+/// A setting of a run, or a flag of the program.
+struct RunSetting {
+  std::string name{};
+  std::string text{};
+  bool is_text = false;  ///< also where it looks like a number; else a number, "true" or "false", or "" for no number
+};
 
 /// One row of numbers per report. The other functions do nothing in sinks that cannot keep such values.
 class MetricSink {

@@ -96,9 +96,9 @@ class CheckpointDir {
                                                         std::span<const std::int64_t> keep = {});
   /// The second part of retain(). What is not removed is left for remove_incomplete().
   void remove(std::span<const std::filesystem::path> dropped) const;
-  /// For people: makes `name` ("best", "last", "epoch=3") in the directory a symbolic link to `step`. The library never
-  /// reads it. Throws: CheckpointError (a name that is not [A-Za-z0-9._=,+-]{1,128}, or the name of a step), IoError
-  /// (also if the file system does not support links).
+  /// For people, who may name it for --resume or load_checkpoint: makes `name` ("best", "last", "epoch=3") in the
+  /// directory a symbolic link to `step`. The library itself never looks for it. Throws: CheckpointError (a name that
+  /// is not [A-Za-z0-9._=,+-]{1,128}, or the name of a step), IoError (also if the file system does not support links).
   void link(const std::string& name, std::int64_t step);
 
  private:

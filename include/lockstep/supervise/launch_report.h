@@ -15,6 +15,7 @@ struct LaunchReport {
   std::string failure{};           ///< "rank 1 (pid 71) died of signal 9 (Killed)"
   bool explained = false;          ///< the failed rank reported the reason itself
   bool stop_requested = false;     ///< a signal requested a stop
+  bool ended_by_signal = false;    ///< it ended ranks or the wait for a restart: no rank acted on the request
   std::int64_t first_step = -1;    ///< completed steps of all fits at the start of the last attempt; -1: unknown
   std::int64_t step = -1;          ///< the highest step of the last fit that any rank completed; -1: unknown
   std::int64_t earlier_steps = 0;  ///< of the fits before the last one

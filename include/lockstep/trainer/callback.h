@@ -46,11 +46,14 @@ struct Stages {
     test_end = 32768,       ///< `metrics` holds the means
     predict_start = 65536,  ///< before the first batch
     predict_end = 131072,   ///< after the last batch of all ranks
-    // After each batch of this rank, of which the ranks may have different numbers: no collective works. A callback
-    // there freezes nothing.
-    validation_batch_end = 262144,  ///< `batch` and its `output`
-    test_batch_end = 524288,        ///< `batch` and its `output`
-    predict_batch_end = 1048576,    ///< `batch` and its `results`
+    // Before and after each batch of this rank, of which the ranks may have different numbers: no collective works. A
+    // callback there freezes nothing.
+    validation_batch_start = 4194304,  ///< `batch`
+    test_batch_start = 8388608,        ///< `batch`
+    predict_batch_start = 16777216,    ///< `batch`
+    validation_batch_end = 262144,     ///< `batch` and its `output`
+    test_batch_end = 524288,           ///< `batch` and its `output`
+    predict_batch_end = 1048576,       ///< `batch` and its `results`
     /// Instead of validation_end, test_end or predict_end: a stop came first. A resumed run validates anew.
     evaluation_stopped = 2097152,
   };
@@ -65,14 +68,15 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;                  ///< of the last step here; before one, and outside fit(): empty
-  Strategy* strategy = nullptr;            ///< inside fit()
-  const Metrics* metrics = nullptr;        ///< the same on all ranks
-  double save_duration_s = 0;              ///< checkpoint_saved: duration of the save, also in the background
-  const StepBatches* batches = nullptr;    ///< step_start
-  const Batch* batch = nullptr;            ///< validation_batch_end, test_batch_end, predict_batch_end
-  std::int64_t batch_number = 0;           ///< the same: of the batch among those of this rank, from 1
-  const StepOutput* output = nullptr;      ///< validation_batch_end, test_batch_end
+  const StepResult& step;                ///< of the last step here; before one, and outside fit(): empty
+  Strategy* strategy = nullptr;          ///< inside fit()
+  const Metrics* metrics = nullptr;      ///< the same on all ranks
+  bool is_left_out = false;              ///< report: a rollback leaves out its steps, so nothing is to be decided by it
+  double save_duration_s = 0;            ///< checkpoint_saved: duration of the save, also in the background
+  const StepBatches* batches = nullptr;  ///< step_start
+  const Batch* batch = nullptr;          ///< at the starts and ends of batches: validation_batch_start, ...
+  std::int64_t batch_number = 0;         ///< the same: of the batch among those of this rank, from 1
+  const StepOutput* output = nullptr;    ///< validation_batch_end, test_batch_end
   const NamedTensors* results = nullptr;   ///< predict_batch_end: of predict_step, on the CPU
   std::string_view error{};                ///< exception: its text
   std::string_view command{};              ///< command: its word
@@ -85,7 +89,7 @@ struct StageContext {
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
   /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
   /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
-  /// every rank. Throws: Error (a name that the report has; at the end of a batch, and in a prediction).
+  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, and in a prediction).
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call
@@ -119,8 +123,8 @@ class Callback {
 
 /// For Trainer::on.
 struct OnOptions {
-  /// Only at multiples of it: of completed epochs at epoch_start and epoch_end, of batches at the ends of batches, else
-  /// of completed steps.
+  /// Only at multiples of it: of completed epochs at epoch_start and epoch_end, of batches at their starts and ends,
+  /// else of completed steps.
   std::int64_t every = 1;
   /// Only if so many seconds have passed on rank 0 since it was added, or since the last call. The ranks agree on it
   /// with a small message at each of its stages, so every rank must add it. Instead of `every`. Not with is_light, and

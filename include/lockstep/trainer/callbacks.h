@@ -20,16 +20,18 @@ namespace [[gnu::visibility("default")]] lockstep {
 struct CheckpointContents;
 
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
-/// two more steps and a save, each as long as the longest so far, also while it waits for data. run() then returns 75: the same command resumes the
-/// run. The Trainer adds a TimeLimit if the plan knows when the batch job ends. max_time_s is another limit: the
-/// training time of the run over all starts.
+/// two more steps and a save, each as long as the longest so far, also while it waits for data. run() then returns 75:
+/// the same command resumes the run. The Trainer adds one, "job_end", if the plan knows when the batch job ends.
+/// max_time_s is another limit: the training time of the run over all starts.
 class TimeLimit final : public Callback {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit TimeLimit(Clock::time_point deadline) : deadline_(deadline) {}
+  /// Two of them need two names.
+  explicit TimeLimit(Clock::time_point deadline, std::string name = "time_limit")
+      : deadline_(deadline), name_(std::move(name)) {}
 
-  std::string_view name() const override { return "time_limit"; }
+  std::string_view name() const override { return name_; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::checkpoint_saved; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -38,6 +40,7 @@ class TimeLimit final : public Callback {
   Clock::duration needed() const { return 2 * longest_step_ + longest_save_; }
 
   Clock::time_point deadline_;
+  std::string name_;
   Clock::time_point last_step_{};
   Clock::duration longest_step_{};
   Clock::duration longest_save_{};  // from the end of the step, including a validation before the save
@@ -57,9 +60,10 @@ struct ReduceOnPlateauOptions {
   std::string name = "reduce_on_plateau";  ///< of the callback; two of them need two names
 };
 
-/// Reduces the learning rates of all optimizers when a metric has stopped improving. It looks at every value of the
-/// metric, which is the same on all ranks. It works together with a schedule, which is multiplied with the reduced
-/// rates. Its state and the rates are in the checkpoints.
+/// Reduces the learning rates of all optimizers when a metric has stopped improving. It looks at the values of the
+/// metric, which are the same on all ranks, but not at those of reports between the multiples of report.every_steps,
+/// and with optim.non_finite skip or rollback not at NaN and infinity. It works together with a schedule, which is
+/// multiplied with the reduced rates. Its state and the rates are in the checkpoints.
 class ReduceOnPlateau final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
@@ -101,10 +105,10 @@ struct EarlyStoppingOptions {
   std::string name = "early_stopping";           ///< of the callback; two of them need two names
 };
 
-/// Stops the training when a metric no longer improves. It looks at every value of the metric, which is the same on all
-/// ranks. All ranks stop and save: at the end of the validation or epoch, or after the next step if a report in between
-/// decides. run() then returns 0. The same command started again says so and trains no further, unless the options have
-/// changed. Its state is in the checkpoints.
+/// Stops the training when a metric no longer improves. It looks at the same values as ReduceOnPlateau. All ranks stop
+/// and save: at the end of the validation or epoch, or after the next step if a report in between decides. run() then
+/// returns 0. The same command started again says so and trains no further, unless the options have changed. Its state
+/// is in the checkpoints.
 class EarlyStopping final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.

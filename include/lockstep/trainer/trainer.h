@@ -76,8 +76,8 @@ class Trainer {
   /// without gradients. The main rank gets the results of all samples, on the CPU: "ids" [N] and the tensors of
   /// predict_step, [N, ...], in the order of the ids; a stream has no ids, and its order is that of the steps. Of
   /// a CombinedLoader also "loaders" [N], the index of each sample's loader; the samples of the first loader come
-  /// first. The other ranks get {}. Throws: Stopped, Error (a result without a row for each sample; ranks with different
-  /// results), DataError if `data` has no samples.
+  /// first. The other ranks get {}. Throws: Stopped, Error (a result without a row for each sample; ranks with
+  /// different results), DataError if `data` has no samples.
   NamedTensors predict(Task& task, BatchSource& data);
   /// Collective. The same into files, for results that do not fit into memory: each rank writes one file per
   /// `every_steps` steps into `directory`, which every rank must see. Read them with load_predictions(). Called again

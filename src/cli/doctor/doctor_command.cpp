@@ -17,7 +17,7 @@ namespace {
 constexpr FlagRow kFlags[] = {
     {"run-dir", "DIR", "directory for runs; some files are written and removed there (default: this directory)"},
     {"nprocs", "N", "ranks on this machine (default: those of the launcher, else one per GPU)"},
-    {"port", "P", "port of the rendezvous (default: MASTER_PORT, else 29500)"},
+    {"port", "P", "port of the rendezvous (default: that of the launcher, else MASTER_PORT, else 29500)"},
     {"json", "", "print one JSON object, which docs/doctor.md describes"},
 };
 

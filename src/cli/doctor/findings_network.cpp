@@ -97,8 +97,32 @@ void judge_gloo(const NetworkFacts& facts, Judgement& judgement) {
   judgement.ok("Gloo", fmt::format("the ranks of several machines use {} (GLOO_SOCKET_IFNAME)", facts.gloo_interface));
 }
 
-void judge_nccl(const NetworkFacts& facts, Judgement& judgement) {
+/// The interfaces that NCCL takes by itself: it connects over the first one, and sends data over all of them.
+std::vector<std::string> nccl_default(const NetworkFacts& facts) {
+  for (const std::string_view wanted : {"ib", "^docker,lo,virbr", "docker", "lo", "virbr"}) {
+    std::vector<std::string> names;
+    for (const NetworkInterface& interface : facts.interfaces) {
+      if (interface.up && !interface.addresses.empty() && nccl_would_use(wanted, interface.name)) {
+        names.push_back(interface.name);
+      }
+    }
+    if (!names.empty()) {
+      return names;
+    }
+  }
+  return {};
+}
+
+void judge_nccl(const NetworkFacts& facts, bool has_gpus, Judgement& judgement) {
   if (facts.nccl_interface.empty()) {
+    const std::vector<std::string> names = nccl_default(facts);
+    if (has_gpus && !names.empty()) {
+      const std::vector<std::string> others(names.begin() + 1, names.end());
+      judgement.ok("NCCL", fmt::format("the ranks of one machine use lo, those of several {}{}; NCCL_SOCKET_IFNAME "
+                                       "chooses others",
+                                       names.front(),
+                                       others.empty() ? "" : fmt::format(", and {} for data too", join(others, ", "))));
+    }
     return;
   }
   const bool any = std::ranges::any_of(facts.interfaces, [&](const NetworkInterface& interface) {
@@ -156,7 +180,7 @@ void judge_network(const Facts& facts, Judgement judgement) {
   judge_interfaces(facts.network, judgement);
   judge_host(facts.network, judgement);
   judge_gloo(facts.network, judgement);
-  judge_nccl(facts.network, judgement);
+  judge_nccl(facts.network, !facts.gpus.driver.gpus.empty(), judgement);
   judge_master(facts, judgement);
   if (!facts.machine.infiniband.empty()) {
     judgement.ok("InfiniBand", join(facts.machine.infiniband, ", "));

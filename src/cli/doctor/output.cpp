@@ -286,7 +286,10 @@ std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings
       text += indented(matrix_text(facts.gpus.driver), kFindingIndent - 4) + '\n';
     }
   }
-  return text + '\n' + wrap(verdict(findings), 0, columns(width)) + '\n';
+  constexpr std::string_view kForIssue =
+      "for an issue: lockstep system prints the facts without names of hosts, users and directories";
+  return fmt::format("{}\n{}\n{}\n", text, wrap(verdict(findings), 0, columns(width)),
+                     wrap(kForIssue, 0, columns(width)));
 }
 
 Json doctor_json(const Facts& facts, const std::vector<Finding>& findings) {

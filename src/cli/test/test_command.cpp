@@ -27,6 +27,7 @@
 #include "cli/test/probe_launch.h"
 #include "cli/test/verdict.h"
 #include "config/flags.h"
+#include "environment/nvml.h"
 #include "supervise/signal_inbox.h"
 
 namespace lockstep {
@@ -106,6 +107,19 @@ std::vector<Plan> make_plans(TrainConfig config, const Hardware& hardware) {
   return plans;
 }
 
+/// The driver knows GPUs by other numbers than a plan.
+std::vector<GpuPair> pairs_between(const std::vector<LocalDevice>& devices) {
+  DriverDetails driver = query_driver();
+  std::erase_if(driver.gpus, [&](const GpuDetails& gpu) {
+    return std::ranges::find(devices, gpu.uuid, &LocalDevice::uuid) == devices.end();
+  });
+  const auto is_tested = [&](int number) {
+    return std::ranges::find(driver.gpus, number, &GpuDetails::number) != driver.gpus.end();
+  };
+  std::erase_if(driver.pairs, [&](const GpuPair& pair) { return !is_tested(pair.a) || !is_tested(pair.b); });
+  return driver.pairs;
+}
+
 /// For the runs of the test.
 class WorkDirectory {
  public:
@@ -180,7 +194,9 @@ class Test {
       return launch(part, with, directory.path() / backend_name(with.config));
     };
     if (plan.gpu()) {
-      add(judge_devices(try_part("devices", plan)));
+      measurements_.gpu_pairs = pairs_between(plan.local_devices);
+      measurements_.devices = try_part("devices", plan);
+      add(judge_devices(measurements_.devices));
       measurements_.gpu_memory_bytes = std::ranges::min(mapped(plan.local_devices, &LocalDevice::memory_bytes));
     }
     for (const Plan& with : plans_) {
@@ -331,7 +347,7 @@ const Command kTestCommand{
         "collective gives the right values, the weights are those of one rank, a checkpoint is saved and resumed bit "
         "for bit, and a rank that is killed is noticed. Measures each backend and the disk, and says which settings "
         "follow. LOCKSTEP_CFG_ variables are ignored.",
-    .exit_codes = "0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe",
+    .exit_codes = "0 ready, 1 not ready, 2 usage, 127 this installation has no lockstep-probe, 130 Ctrl-C",
     .flags = kFlags,
     .run = test};
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -221,6 +222,56 @@ std::optional<Advice> advise_saves(const Measurements& measurements) {
                 fmt::format("{} durable in {} ({}) on {}{}", human_bytes(static_cast<std::int64_t>(bytes)),
                             time_text(seconds), rate_text(bytes, seconds), file_system_text(measurements.directory),
                             is_network ? ", a network file system" : "")};
+}
+
+/// Where the data of a run lie is not known.
+std::optional<Advice> advise_cache(const Measurements& measurements) {
+  const std::string& file_system = measurements.directory.file_system;
+  if (!is_on_a_network(file_system)) {
+    return std::nullopt;
+  }
+  return Advice{"memory_cache in your program, or disk_cache on a local disk, if the data are on this file system too",
+                fmt::format("{} is on {}, a network file system: data there are read over the network in each epoch",
+                            measurements.directory.checked.string(), file_system)};
+}
+
+/// "; the slowest copy between two GPUs: 20.0 GiB/s"; "": no copy was measured.
+std::string slowest_copy_text(const ProbeOutcome& outcome) {
+  const Json* pairs = outcome.measured("pairs");
+  double slowest = 0;
+  if (pairs != nullptr) {
+    for (const Json& of_rank : pairs->at("times")) {
+      for (const Json& pair : of_rank) {
+        slowest = std::max(slowest, pair.value("seconds", 0.0));
+      }
+    }
+  }
+  return slowest == 0
+             ? ""
+             : fmt::format("; the slowest copy between two GPUs: {}", rate_text(pairs->value("bytes", 0.0), slowest));
+}
+
+std::optional<Advice> advise_links(const Measurements& measurements) {
+  const std::vector<GpuPair>& pairs = measurements.gpu_pairs;
+  std::set<std::string> paths;
+  std::int64_t without_nvlink = 0;
+  std::int64_t apart = 0;
+  for (const GpuPair& pair : pairs) {
+    if (pair.path != "NVLink" && !pair.path.empty()) {
+      ++without_nvlink;
+      paths.insert(pair.path);
+      apart += pair.peer_access.value_or(true) ? 0 : 1;
+    }
+  }
+  if (without_nvlink == 0) {
+    return std::nullopt;
+  }
+  return Advice{
+      "--dist.compression bf16, or a larger --accumulation, if the end of your run shows much communication",
+      fmt::format("{} of {} of GPUs without NVLink ({}): gradients go over the PCI bus{}{}", without_nvlink,
+                  counted(std::ssize(pairs), "pair"), join(std::vector<std::string>(paths.begin(), paths.end()), ", "),
+                  apart == 0 ? "" : fmt::format(", for {} through the memory of the host", counted(apart, "pair")),
+                  slowest_copy_text(measurements.devices))};
 }
 
 std::optional<Advice> advise_threads(const Measurements& measurements) {
@@ -468,8 +519,9 @@ std::vector<Finding> judge_lost_rank(int ranks, const ProbeOutcome& outcome) {
 
 std::vector<Advice> advise(const Measurements& measurements) {
   std::vector<Advice> all;
-  for (const auto& advice : {advise_backend(measurements), advise_saves(measurements), advise_threads(measurements),
-                             advise_workers(measurements), advise_reports(measurements), advise_batch(measurements)}) {
+  for (const auto& advice : {advise_backend(measurements), advise_links(measurements), advise_saves(measurements),
+                             advise_cache(measurements), advise_threads(measurements), advise_workers(measurements),
+                             advise_reports(measurements), advise_batch(measurements)}) {
     if (advice) {
       all.push_back(*advice);
     }

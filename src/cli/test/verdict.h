@@ -10,6 +10,7 @@
 #include "cli/doctor/facts.h"
 #include "cli/doctor/findings.h"
 #include "cli/test/probe_launch.h"
+#include "environment/nvml.h"
 
 namespace lockstep {
 
@@ -34,6 +35,8 @@ std::vector<Finding> judge_same_weights(const ProbeOutcome& gloo, const ProbeOut
 /// All launches of a test.
 struct Measurements {
   DirectoryFacts directory{};
+  std::vector<GpuPair> gpu_pairs{};  ///< of the GPUs that were tested, as the driver describes them
+  ProbeOutcome devices{};            ///< on GPUs
   std::vector<std::pair<std::string, ProbeOutcome>> exchanges{};  ///< by backend
   ProbeOutcome saved{};
   std::int64_t gpu_memory_bytes = 0;  ///< of the smallest GPU; 0: no GPU was tested

@@ -69,6 +69,12 @@ std::string_view to_string(Stage stage) noexcept {
       return "predict_start";
     case Stage::predict_end:
       return "predict_end";
+    case Stage::validation_batch_start:
+      return "validation_batch_start";
+    case Stage::test_batch_start:
+      return "test_batch_start";
+    case Stage::predict_batch_start:
+      return "predict_batch_start";
     case Stage::validation_batch_end:
       return "validation_batch_end";
     case Stage::test_batch_end:

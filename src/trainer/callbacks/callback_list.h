@@ -17,8 +17,9 @@ namespace lockstep {
 
 /// Inside a step or a loop ranks need not be at the same point, and after an exception no collective works.
 inline constexpr std::uint32_t kUnsynchronizedStages = Stage::step_start | Stage::backward_end | Stage::exception |
-                                                       Stage::validation_batch_end | Stage::test_batch_end |
-                                                       Stage::predict_batch_end;
+                                                       Stage::validation_batch_start | Stage::validation_batch_end |
+                                                       Stage::test_batch_start | Stage::test_batch_end |
+                                                       Stage::predict_batch_start | Stage::predict_batch_end;
 
 /// What the callbacks keep during a validation. The last one goes first: each restores what it found.
 class ValidationScopes {
@@ -59,8 +60,8 @@ class CallbackList {
   /// A name for a callback that has none: "on_step_end", "on_step_end_2".
   std::string free_name(std::uint32_t stages) const;
 
-  /// True if a callback of this rank has the stage.
-  bool has(Stage stage) const noexcept { return (stages_ & stage) != 0; }
+  /// True if a callback of this rank has one of the stages.
+  bool has(std::uint32_t stages) const noexcept { return (stages_ & stages) != 0; }
   /// True if one of them may log a metric: it is none of those that only decide by metrics.
   bool may_log(Stage stage) const noexcept;
   /// Before callbacks see the first validation of a run. Throws: the ConfigError of a callback that decides by a metric

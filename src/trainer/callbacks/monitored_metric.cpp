@@ -42,7 +42,8 @@ MonitoredMetric::MonitoredMetric(const char* callback, std::string name, Monitor
     : callback_(callback), name_(std::move(name)), mode_(mode), best_(worst_value(mode)) {}
 
 std::optional<double> MonitoredMetric::find(const StageContext& context) {
-  if (context.strategy == nullptr || is_early_report(context)) {  // a validation outside fit() decides nothing
+  // A validation outside fit() decides nothing.
+  if (context.strategy == nullptr || context.is_left_out || is_early_report(context)) {
     return std::nullopt;
   }
   const TrainConfig& config = context.plan.config;

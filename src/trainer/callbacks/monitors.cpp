@@ -234,8 +234,11 @@ Profiler::Profiler(ProfilerOptions options) : options_(std::move(options)) {
 }
 
 Profiler::~Profiler() {
-  if (is_recording_) {
-    torch::autograd::profiler::disableProfiler();
+  try {
+    if (is_recording_) {
+      torch::autograd::profiler::disableProfiler();
+    }
+  } catch (...) {  // LibTorch finds it neither in another thread nor after another profiler's recording
   }
 }
 

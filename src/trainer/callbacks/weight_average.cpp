@@ -76,7 +76,8 @@ void WeightAverage::on(const StageContext& context) {
     if (options_.at_end) {
       copy_to_module();
     }
-    if (options_.batch_norm_steps > 0) {
+    const bool must_end = context.control.agreed() > StopKind::program;  // nobody waits for data any more
+    if (options_.batch_norm_steps > 0 && !must_end) {
       update_batch_norm(context, options_.batch_norm_steps);
     }
     at_end_ = states_of(values_);

@@ -11,6 +11,7 @@
 
 #include "base/run_files.h"
 #include "base/text.h"
+#include "config/field_value.h"
 #include "config/without_files.h"
 
 namespace lockstep {
@@ -109,9 +110,13 @@ void RunFiles::write_image(std::int64_t step, std::string_view name, const Image
 }
 
 void RunFiles::write_end(std::span<const MetricValue> metrics) {
-  std::vector<RunSetting> settings = config_values(asked_config(plan_));
+  std::vector<RunSetting> settings;
+  const TrainConfig asked = asked_config(plan_);
+  visit_fields(asked, [&settings]<class T>(const FieldInfo& info, const T& value) {
+    settings.push_back({.name = std::string(info.name), .text = to_text(value), .is_text = kIsText<T>});
+  });
   for (const ProgramValue& value : plan_.facts.program_values) {
-    settings.emplace_back(value.name, printable(value.text));
+    settings.push_back({.name = value.name, .text = printable(value.text), .is_text = value.is_text});
   }
   for_each_sink([&](MetricSink& sink) { sink.finish(settings, metrics); });
 }

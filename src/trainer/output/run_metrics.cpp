@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@ constexpr std::string_view kEpochMetric = "epoch_metric.";     // the earlier on
 constexpr std::string_view kEpoch = "epoch.";                  // sums of the epoch
 constexpr std::string_view kLogged = "logged.";                // in earlier steps of the window
 constexpr std::string_view kLoggedInStep = "logged_in_step.";  // in the step of the checkpoint
+constexpr std::string_view kLeftOut = "left_out";              // only if steps of the window are left out
 
 NamedTensors with_prefix(const NamedTensors& tensors, std::string_view prefix) {
   NamedTensors found;
@@ -63,12 +65,14 @@ void RunMetrics::begin(std::vector<metrics::NamedMetric> of_task) {
 }
 
 Metrics RunMetrics::values() {
+  had_left_out_ = has_left_out_;
   Metrics values = window_.means(world_);
   append(values, "", metrics_.values(world_, in_window_));
   return values;
 }
 
 Metrics RunMetrics::end_window() {
+  had_left_out_ = std::exchange(has_left_out_, false);
   Metrics values = window_.take(world_);
   append(values, "", metrics_.values(world_, in_window_));
   if (of_epochs_) {
@@ -126,6 +130,9 @@ NamedTensors RunMetrics::save() {
   }
   append(saved, kLogged, to_tensors(logged_before_));
   append(saved, kLoggedInStep, to_tensors(logged_));
+  if (has_left_out_) {
+    saved.emplace_back(kLeftOut, at::ones({1}));
+  }
   return saved;
 }
 
@@ -141,6 +148,7 @@ void RunMetrics::load(const NamedTensors& saved) {
   metrics_.load(with_prefix(saved, kMetric), world_);
   logged_before_ = to_metrics(with_prefix(saved, kLogged));
   logged_ = to_metrics(with_prefix(saved, kLoggedInStep));
+  has_left_out_ = std::ranges::find(saved, kLeftOut, &NamedTensors::value_type::first) != saved.end();
 }
 
 bool RunMetrics::has_epoch(const NamedTensors& saved) {

@@ -35,6 +35,11 @@ class RunMetrics {
   /// True: the value that a report of this step has is of an earlier one, and of other weights.
   bool is_older(const std::string& name) const { return older_.contains(name); }
 
+  /// A rollback left out steps of the present window, whose means have them nevertheless.
+  void note_left_out_steps() noexcept { has_left_out_ = true; }
+  /// The means that were taken last have such steps.
+  bool have_left_out_steps() const noexcept { return had_left_out_; }
+
   /// Collective. The means since the last report. Waits for the device.
   Metrics values();
   /// Collective. The same; the next window begins.
@@ -61,6 +66,8 @@ class RunMetrics {
   Metrics logged_before_{};  // in earlier steps of the window
   Metrics logged_{};
   std::set<std::string> older_{};  // names in the report of this step
+  bool has_left_out_ = false;      // the present window
+  bool had_left_out_ = false;      // the means that were taken last
 };
 
 }  // namespace lockstep

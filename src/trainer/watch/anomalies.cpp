@@ -21,13 +21,26 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
   spikes_.add(step, result, batches);
 }
 
-bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+void Anomalies::look(const torch::nn::Module& module, std::int64_t step) {
   if (has_rolled_back(step)) {
-    return false;  // a save after a report that went back: nothing was trained since
+    return;  // a save after a report that went back: nothing was trained since
   }
-  const auto spike = spikes_.look(world_);
-  const auto found = finite_.look(run.module, world_);
-  parameters_finite_ = !found || found->parameter.empty();
+  spike_ = spikes_.look(world_);
+  non_finite_ = finite_.look(module, world_);
+  parameters_finite_ = !non_finite_ || non_finite_->parameter.empty();
+}
+
+bool Anomalies::will_roll_back() const noexcept {
+  return (non_finite_ && config_.optim.non_finite == NonFinitePolicy::rollback) ||
+         (spike_ && config_.spike.policy == SpikePolicy::rollback);
+}
+
+bool Anomalies::act(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+  if (has_rolled_back(step)) {
+    return false;
+  }
+  const auto spike = std::exchange(spike_, std::nullopt);
+  const auto found = std::exchange(non_finite_, std::nullopt);
   tell_skipped(step);
   if (found && act_on(*found, run, step)) {
     return true;
@@ -45,11 +58,16 @@ bool Anomalies::check(const RunSnapshot::Parts& run, std::int64_t step, bool end
 }
 
 void Anomalies::tell_skipped(std::int64_t step) {
-  const std::int64_t skipped = finite_.skipped();
-  if (skipped > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
-    files_.event("skipped", {{"step", step}, {"steps", skipped}});
-    warn(fmt::format("step {}: {} skipped since the last report: a loss or a gradient was not finite", step,
-                     skipped == 1 ? "a step was" : counted(skipped, "step") + " were"));
+  const SkippedSteps& skipped = finite_.skipped();
+  if (skipped.count > 0 && config_.optim.non_finite == NonFinitePolicy::skip) {
+    EventFields fields{{"step", step}, {"steps", skipped.count}, {"first", skipped.first}, {"last", skipped.last}};
+    if (skipped.loss) {
+      fields.insert(fields.end(), {{"loss_step", skipped.loss->step},
+                                   {"rank", std::int64_t{skipped.loss->rank}},
+                                   {"samples", skipped.loss->samples}});
+    }
+    files_.event("skipped", fields);
+    warn(fmt::format("step {}: {}", step, skipped.text()));
   }
   const std::vector<Spike>& spikes = spikes_.skipped();
   for (const Spike& spike : spikes) {
@@ -64,12 +82,13 @@ void Anomalies::tell_skipped(std::int64_t step) {
 }
 
 void Anomalies::tell_spike(const Spike& spike, bool skipped) {
-  files_.event("spike", {{"step", spike.step},
-                         {"metric", spike.name},
-                         {"value", spike.value},
-                         {"z_score", spike.z_score},
-                         {"skipped", skipped},
-                         {"samples", fmt::format("{}", fmt::join(spike.ids, " "))}});
+  EventFields fields{{"step", spike.step},   {"metric", spike.name},
+                     {"value", spike.value}, {"z_score", spike.z_score},
+                     {"skipped", skipped},   {"samples", fmt::format("{}", fmt::join(spike.ids, " "))}};
+  if (spike.rank) {
+    fields.emplace_back("rank", std::int64_t{*spike.rank});
+  }
+  files_.event("spike", fields);
 }
 
 // A rate that is written into the options becomes the base of the schedule, and is in the checkpoints.

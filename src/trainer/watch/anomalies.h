@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <lockstep/config/train_config.h>
@@ -25,13 +26,18 @@ class Anomalies {
   void begin(const RunSnapshot::Parts& run, std::int64_t step) { take_snapshot(run, step); }
   /// Records the results of a step. Does not wait for the device.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
-  /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps; warns, or puts the
-  /// weights of before back. `ends_window`: at a report that a straight run has too; only there learning rates are
-  /// lowered. Returns whether weights were put back. Waits for the device. Throws: Error (exit 65) if the run must end.
-  bool check(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
+  /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps. Waits for the
+  /// device.
+  void look(const torch::nn::Module& module, std::int64_t step);
+  /// act() will put the weights of before back.
+  bool will_roll_back() const noexcept;
+  /// Collective. Warns of what look() has found, or puts the weights of before back. `ends_window`: at a report that a
+  /// straight run has too; only there learning rates are lowered. Returns whether weights were put back. Throws: Error
+  /// (exit 65) if the run must end.
+  bool act(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
   /// The weights after this step are those of an earlier one.
   bool has_rolled_back(std::int64_t step) const noexcept { return rolled_back_at_ == step; }
-  /// Of the last check().
+  /// Of the last look().
   bool parameters_finite() const noexcept { return parameters_finite_; }
 
   SpikeWatch& spikes() noexcept { return spikes_; }
@@ -52,6 +58,8 @@ class Anomalies {
   RunFiles& files_;
   FiniteWatch finite_{};
   SpikeWatch spikes_;
+  std::optional<NonFinite> non_finite_{};  // of the last look()
+  std::optional<Spike> spike_{};           // the same
   RunSnapshot snapshot_{};
   int rollbacks_in_a_row_ = 0;
   std::int64_t rolled_back_at_ = -1;  // the step after which that was done the last time

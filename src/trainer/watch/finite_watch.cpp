@@ -53,14 +53,25 @@ at::Tensor first_parameter(const NamedTensors& parameters, c10::Device device) {
   return first_of(at::isfinite(at::stack(sums)).logical_not(), 0);
 }
 
+std::string text_of_loss(const NonFinite::Value& loss) {
+  return fmt::format("the loss of step {} is not finite on rank {}{}", loss.step, loss.rank,
+                     loss.samples.empty() ? std::string() : fmt::format(" (samples {})", loss.samples));
+}
+
 }  // namespace
+
+std::string SkippedSteps::text() const {
+  const std::string which =
+      count == 1 ? fmt::format("step {} was skipped since the last report", first)
+                 : fmt::format("{} steps from {} to {} were skipped since the last report", count, first, last);
+  return fmt::format("{}: {}", which, loss ? text_of_loss(*loss) : "a gradient was not finite");
+}
 
 std::string NonFinite::text() const {
   std::string found;
   const auto add = [&](const std::string& part) { found += (found.empty() ? "" : "; ") + part; };
   if (loss) {
-    add(fmt::format("the loss of step {} is not finite on rank {}{}", loss->step, loss->rank,
-                    loss->samples.empty() ? std::string() : fmt::format(" (samples {})", loss->samples)));
+    add(text_of_loss(*loss));
   }
   if (grad_norm) {
     add(fmt::format("the gradient norm of step {} is not finite", grad_norm->step));
@@ -102,12 +113,14 @@ void FiniteWatch::add(std::int64_t step, const StepResult& result, const StepBat
     return;
   }
   const at::NoGradGuard no_grad;
+  const at::Tensor is_skipped = result.skipped > 0;
   const auto unless_skipped = [&](const at::Tensor& value) {
-    return value.defined() ? at::where(result.skipped > 0, 0, value) : value;
+    return value.defined() ? at::where(is_skipped, 0, value) : value;
   };
   losses_.add(step, unless_skipped(result.loss));
+  skipped_losses_.add(step, result.loss.defined() ? at::where(is_skipped, result.loss, 0) : result.loss);
   grad_norms_.add(step, unless_skipped(result.grad_norm));
-  skipped_since_look_ = skipped_since_look_.defined() ? skipped_since_look_ + result.skipped : result.skipped.clone();
+  skips_.add(step, is_skipped);
   skipped_in_a_row_ =
       (skipped_in_a_row_.defined() ? skipped_in_a_row_ + result.skipped : result.skipped) * result.skipped;
 }
@@ -119,11 +132,10 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   const auto number_of = [&](const at::Tensor& steps) {
     return steps.defined() ? steps.to(at::kLong) : at::zeros({}, at::device(world.device()).dtype(at::kLong));
   };
-  const auto found = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
-                                first_parameter(parameters, world.device()), number_of(skipped_in_a_row_),
-                                number_of(std::exchange(skipped_since_look_, {}))})
-                         .mul_(world.size())
-                         .add_(world.rank());
+  const at::Tensor firsts = at::stack({losses_.take(world.device()), grad_norms_.take(world.device()),
+                                       first_parameter(parameters, world.device()), number_of(skipped_in_a_row_),
+                                       skipped_losses_.take(world.device())});
+  const auto found = at::cat({firsts, skips_.take(world.device())}).mul_(world.size()).add_(world.rank());
   world.all_reduce(found, Reduce::min);
   const at::Tensor host = WorldAccess::on_host(world, found);
   const auto value = [&](std::int64_t i) -> std::optional<NonFinite::Value> {
@@ -132,20 +144,58 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
     return place.step < kNever ? std::optional(place) : std::nullopt;
   };
   NonFinite result{.loss = value(0), .grad_norm = value(1)};
-  if (result.loss) {
-    const auto answers = world.gather(samples_.of(result.loss->step));
-    result.loss->samples = answers.at(static_cast<std::size_t>(result.loss->rank));
-  }
+  name_samples(result.loss, world);
   const auto parameter = value(2);
   if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
     result.skipped_steps = in_a_row;
   }
-  skipped_ = value(4)->step;
+  skipped_ = {.count = value(5)->step};
+  if (skipped_.count > 0) {
+    skipped_ = {.count = skipped_.count, .first = value(6)->step, .last = value(7)->step, .loss = value(4)};
+    name_samples(skipped_.loss, world);
+  }
   if (parameter) {
     result.parameter = parameters.at(static_cast<std::size_t>(parameter->step)).first;
   }
   return result.loss || result.grad_norm || parameter || result.skipped_steps > 0 ? std::optional(std::move(result))
                                                                                   : std::nullopt;
+}
+
+void FiniteWatch::name_samples(std::optional<NonFinite::Value>& value, World& world) const {
+  if (value) {
+    value->samples = world.gather(samples_.of(value->step)).at(static_cast<std::size_t>(value->rank));
+  }
+}
+
+void FiniteWatch::Skips::add(std::int64_t step, const at::Tensor& skipped) {
+  steps_.push_back(step);
+  pending_.push_back(skipped);
+  if (pending_.size() == kMostPending) {
+    fold();
+  }
+}
+
+void FiniteWatch::Skips::fold() {
+  if (pending_.empty()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor skipped = at::stack(pending_);
+  const at::Tensor steps = at::tensor(steps_, at::kLong).to(skipped.device(), at::kLong, /*non_blocking=*/true);
+  const at::Tensor count = skipped.sum();
+  const at::Tensor first = at::where(skipped, steps, kNever).min();
+  const at::Tensor last = at::where(skipped, steps, 0).max();
+  found_ = found_.defined()
+               ? at::stack({found_[0] + count, at::minimum(found_[1], first), at::maximum(found_[2], last)})
+               : at::stack({count, first, last});
+  steps_.clear();
+  pending_.clear();
+}
+
+at::Tensor FiniteWatch::Skips::take(c10::Device device) {
+  fold();
+  const at::Tensor found = std::exchange(found_, {});
+  return found.defined() ? found.to(device) : at::zeros({3}, at::device(device).dtype(at::kLong));
 }
 
 void FiniteWatch::Series::add(std::int64_t step, const at::Tensor& value) {

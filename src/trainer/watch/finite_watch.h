@@ -33,6 +33,17 @@ struct NonFinite {
   std::string text() const;  ///< "the loss of step 12 is not finite on rank 1 (samples 3, 17, 25); ..."
 };
 
+/// Steps that changed nothing because a loss or a gradient was not finite; the same on every rank.
+struct SkippedSteps {
+  std::int64_t count = 0;
+  std::int64_t first = 0;  ///< as Step::number()
+  std::int64_t last = 0;
+  /// The first of their losses that was not finite; nullopt: all were finite, and gradients were not.
+  std::optional<NonFinite::Value> loss{};
+
+  std::string text() const;  ///< "step 12 was skipped since the last report: the loss of step 12 is not finite on ..."
+};
+
 /// The samples of this rank in the last steps. Allocates nothing once each place was used.
 class RecentSamples {
  public:
@@ -61,8 +72,8 @@ class FiniteWatch {
   /// Collective. Checks the steps since the last call and the current parameters. nullopt: all values are finite. Waits
   /// for the device.
   std::optional<NonFinite> look(const torch::nn::Module& module, World& world);
-  /// The number of steps that were skipped between the last two calls of look().
-  std::int64_t skipped() const noexcept { return skipped_; }
+  /// Those between the last two calls of look().
+  const SkippedSteps& skipped() const noexcept { return skipped_; }
 
  private:
   /// One number per step, on the device.
@@ -80,11 +91,30 @@ class FiniteWatch {
     at::Tensor first_{};
   };
 
-  at::Tensor skipped_in_a_row_{};    // 0-dim, on the device; undefined if no step can be skipped
-  at::Tensor skipped_since_look_{};  // likewise
-  std::int64_t skipped_ = 0;
+  /// Which steps were skipped, on the device.
+  class Skips {
+   public:
+    void add(std::int64_t step, const at::Tensor& skipped);
+    /// The number of skipped steps, the first and the last: int64 [3] on `device`. Clears the steps.
+    at::Tensor take(c10::Device device);
+
+   private:
+    void fold();
+
+    std::vector<std::int64_t> steps_{};  // of pending_
+    std::vector<at::Tensor> pending_{};  // 0-dim
+    at::Tensor found_{};                 // int64 [3]
+  };
+
+  /// Gets the samples of the step from its rank, if a value was found. Collective then.
+  void name_samples(std::optional<NonFinite::Value>& value, World& world) const;
+
+  at::Tensor skipped_in_a_row_{};  // 0-dim, on the device; undefined if no step can be skipped
+  Skips skips_{};
+  SkippedSteps skipped_{};
   RecentSamples samples_{};
   Series losses_{};
+  Series skipped_losses_{};
   Series grad_norms_{};
 };
 

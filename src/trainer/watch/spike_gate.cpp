@@ -24,11 +24,11 @@ SpikeGate::Windows& SpikeGate::windows_of(std::size_t optimizer) {
 
 std::string Spike::text() const {
   return fmt::format(
-      "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}",
+      "the {} of step {} is {:.5g}, {:.1f} standard deviations above the mean of the steps before, {:.5g}{}",
       name == "inputs" ? "root mean square of the inputs"
       : name == "loss" ? "loss"
                        : "gradient norm",
-      step, value, z_score, mean);
+      step, value, z_score, mean, rank ? fmt::format("; only the loss of rank {} is that large", *rank) : "");
 }
 
 at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const Values& found) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,7 @@ struct Spike {
   double mean = 0;  ///< of the window
   double z_score = 0;
   std::vector<std::int64_t> ids{};  ///< samples of that step, of all ranks; empty for a stream
+  std::optional<int> rank{};  ///< of several, the only one whose own loss is a spike; nullopt: several, or not known
 
   std::string text() const;  ///< "the loss of step 12 is 9.1, 7.2 standard deviations above 2.3, the mean of ..."
 };

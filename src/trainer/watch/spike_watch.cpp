@@ -143,6 +143,10 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
       check("grad_norm", norm[i], i);
     }
   }
+  if (first && first->name == "loss") {
+    const std::int64_t at = first->step - begin_;
+    name_rank(*first, (rows[0][at] / rows[1][at]).item<double>(), world);
+  }
   losses_.clear();
   counts_.clear();
   norms_.clear();
@@ -150,6 +154,14 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
   inputs_.clear();
   all_samples_.clear();
   return first;
+}
+
+void SpikeWatch::name_rank(Spike& spike, double own_loss, World& world) const {
+  const double limit = spike.mean + config_.z_score * (spike.value - spike.mean) / spike.z_score;
+  const std::vector<std::string> above = world.gather(own_loss > limit ? "yes" : "");
+  if (world.size() > 1 && std::ranges::count(above, "yes") == 1) {
+    spike.rank = static_cast<int>(std::ranges::find(above, "yes") - above.begin());
+  }
 }
 
 void SpikeWatch::name_samples(const std::vector<Spike*>& spikes, World& world) const {

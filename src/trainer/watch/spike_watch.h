@@ -60,6 +60,8 @@ class SpikeWatch {
 
   /// Collective. Checks the pending values.
   std::optional<Spike> first_spike(World& world);
+  /// Collective. Adds the rank to a spike of the loss. `own_loss`: the mean of this rank in that step.
+  void name_rank(Spike& spike, double own_loss, World& world) const;
   /// Collective. Adds the samples of all ranks to each.
   void name_samples(const std::vector<Spike*>& spikes, World& world) const;
 

@@ -1,8 +1,11 @@
 #include <chrono>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/control.h>
+
+#include "support/message_of.h"
 
 namespace lockstep {
 namespace {
@@ -82,6 +85,7 @@ TEST(TrainControl, StopsAtATimeUntilTheEndOfTheFit) {
   control.request_stop_at(now + std::chrono::hours(1), "late", StopKind::terminate);
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   control.request_stop_at(now + std::chrono::milliseconds(20), "soon");
+  control.request_stop_at(now + std::chrono::hours(2), "later");
   control.begin_fit();
   while (control.stop_requested() == StopKind::none) {
   }
@@ -107,9 +111,15 @@ TEST(TrainControl, CopiesShareRequests) {
   EXPECT_EQ(control.agreed(), StopKind::program);
 }
 
-TEST(TrainControlDeathTest, RefusesAStopWithoutAKind) {
+TEST(TrainControl, RefusesAStopWithoutAKind) {
   TrainControl control;
-  EXPECT_EXIT(control.request_stop("x", StopKind::none), testing::ExitedWithCode(70), "a stop request needs a kind");
+  const auto error = error_of<ConfigError>([&] { control.request_stop("x", StopKind::none); });
+  EXPECT_THAT(error.what(), testing::HasSubstr("request_stop: kind is none"));
+  EXPECT_THAT(error.hint(), testing::HasSubstr("leave kind out"));
+  EXPECT_THROW(control.request_stop_at(std::chrono::steady_clock::now(), "x", StopKind::none), ConfigError);
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  control.request_stop("y");
+  EXPECT_EQ(control.stop_reason(), "y");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -27,6 +28,12 @@ TEST(MappedFile, ShowsTheFilesBytes) {
     const auto file = MappedFile::open(dir.path() / name);
     EXPECT_EQ(text_of(*file), "tokens");
   }
+}
+
+TEST(MappedFile, RefusesAPipeThatNobodyWrites) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { MappedFile::open(dir.path() / "pipe"); }), HasSubstr("is not a regular file"));
 }
 
 TEST(MappedFile, IsPrivateWhenWrittenAndMayBeEmpty) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -25,6 +26,7 @@
 
 #include "support/captured_stderr.h"
 #include "support/forwarding_file_system.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
 #include "world/world_access.h"
@@ -363,6 +365,43 @@ TEST(CheckpointStore, MakesRoomForTheFirstSaveAfterAResume) {
   EXPECT_THROW(store.save(16, checkpoint_contents(16)), IoError)
       << "the only one that is whole is worth more than a new one";
   EXPECT_EQ(store.load_latest()->step, 13);
+}
+
+/// The disk has room, and a quota allows so many checkpoints.
+class QuotaDisk final : public ForwardingFileSystem {
+ public:
+  QuotaDisk(std::filesystem::path directory, std::ptrdiff_t checkpoints)
+      : ForwardingFileSystem(real_file_system()), directory_(std::move(directory)), checkpoints_(checkpoints) {}
+  std::unique_ptr<WritableFile> create(const Path& path) override {
+    const auto names = inner_.list(directory_);
+    const auto used = std::count_if(names.begin(), names.end(), [](const auto& name) {
+      return name.starts_with("step-") && name.find(".tmp.") == std::string::npos;
+    });
+    if (used >= checkpoints_) {
+      throw IoError("cannot write " + path.string() + ": Disk quota exceeded", {}, EDQUOT);
+    }
+    return inner_.create(path);
+  }
+
+ private:
+  Path directory_;
+  std::ptrdiff_t checkpoints_;
+};
+
+TEST(CheckpointStore, MakesRoomUnderAQuota) {
+  OneRank one;
+  QuotaDisk disk(one.checkpoints(), 3);
+  {
+    CheckpointStore store(one.checkpoints(), {.keep_last = 5}, one.world, 0, disk);
+    for (int step = 1; step <= 6; ++step) {
+      store.save(step, checkpoint_contents(step));
+    }
+  }
+  EXPECT_THAT(names_in(one.checkpoints()),
+              ElementsAre(".lock", "last", "step-0000000004", "step-0000000005", "step-0000000006"));
+  CheckpointStore all(one.checkpoints(), {.keep_all = true}, one.world, 0, disk);
+  EXPECT_THROW(all.save(7, checkpoint_contents(7)), IoError);
+  EXPECT_THAT(names_in(one.checkpoints()), testing::Contains("step-0000000004"));
 }
 
 TEST(CheckpointStore, DeletesNothingForRoomIfAllAreKept) {
@@ -735,6 +774,23 @@ TEST(CheckpointStore, RejectsUnsupportedContents) {
   EXPECT_THAT([&] { store.save(1, taken); },
               ThrowsMessage<CheckpointError>(HasSubstr("the value world_size is 2, but the store writes 1")));
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+}
+
+TEST(CheckpointStore, RefusesInvalidArgumentsAndGoesOn) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  CheckpointContents contents;
+  EXPECT_THAT(message_of<ConfigError>([&] { store.save(-1, contents); }), HasSubstr("step is -1, expected 0 or more"));
+  store.save_in_background(-1, contents);
+  EXPECT_THAT(message_of<ConfigError>([&] { store.wait_for_save(); }), HasSubstr("step is -1, expected 0 or more"));
+  contents.per_rank = at::zeros({2});
+  EXPECT_THAT(message_of<ConfigError>([&] { store.save(1, contents); }),
+              HasSubstr("per_rank is a 1-dimensional tensor of Float, expected a row of bytes"));
+  contents.per_rank = at::zeros({1, 2}, at::kByte);
+  EXPECT_THAT(message_of<ConfigError>([&] { store.save_in_background(1, contents); }), HasSubstr("2-dimensional"));
+  contents.per_rank = at::zeros({2}, at::kByte);
+  store.save(1, contents);
+  EXPECT_EQ(store.latest(), 1);
 }
 
 TEST(CheckpointStore, GivesEveryRankComplexTensors) {

@@ -13,6 +13,7 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::Each;
+using testing::EndsWith;
 using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -112,7 +113,10 @@ TEST(DoctorFindings, NothingIsWrongWithAHealthyMachine) {
     EXPECT_THAT(findings, Each(Field(&Finding::level, FindingLevel::ok))) << gpus;
     EXPECT_THAT(findings, Each(Field(&Finding::fix, IsEmpty()))) << gpus;
     EXPECT_FALSE(has_failure(findings));
-    EXPECT_THAT(doctor_text(healthy(gpus), findings, 80), HasSubstr("\nverdict: everything is fine\n"));
+    EXPECT_THAT(
+        doctor_text(healthy(gpus), findings, 100),
+        EndsWith("\nverdict: everything is fine\n"
+                 "for an issue: lockstep system prints the facts without names of hosts, users and directories\n"));
   }
 }
 
@@ -359,6 +363,35 @@ TEST(DoctorFindings, APortThatIsHeldMattersIfItWasChosen) {
                 facts.network.port_is_chosen = true;
               }),
               Contains(ok("port", "served by the launcher")));
+}
+
+TEST(DoctorFindings, NcclTakesAnInterfaceByItself) {
+  const auto with = [](std::vector<std::string> names, int gpus = 4) {
+    return after(
+        [&](Facts& facts) {
+          facts.network.interfaces = {{.name = "lo", .addresses = {"127.0.0.1"}, .up = true, .loopback = true}};
+          for (const std::string& name : names) {
+            facts.network.interfaces.push_back({.name = name, .addresses = {"10.0.0.5"}, .up = true});
+          }
+        },
+        gpus);
+  };
+  const auto several = [](const std::string& which) {
+    return Contains(ok("NCCL", "the ranks of one machine use lo, those of several " + which + "; NCCL_SOCKET_IFNAME"));
+  };
+  EXPECT_THAT(with({"docker0", "eth0"}), several("eth0"));
+  EXPECT_THAT(with({"docker0", "eth0", "virbr0", "tailscale0"}), several("eth0, and tailscale0 for data too"));
+  EXPECT_THAT(with({"eth0", "ib0"}), several("ib0"));
+  EXPECT_THAT(with({"docker0"}), several("docker0"));
+  EXPECT_THAT(with({}), several("lo"));
+  EXPECT_THAT(with({"eth0"}, 0), Not(several("eth0"))) << "without GPUs nothing uses NCCL";
+  EXPECT_THAT(after([](Facts& facts) {
+                facts.network.interfaces.push_back({.name = "ib0", .addresses = {"10.1.0.5"}});
+                facts.network.interfaces.push_back({.name = "ib1", .up = true});
+              }),
+              several("eth0"))
+      << "one is down, the other one has no address";
+  EXPECT_THAT(after([](Facts& facts) { facts.network.nccl_interface = "eth0"; }), Not(several("eth0")));
 }
 
 TEST(DoctorFindings, NcclReadsItsVariableAsPrefixes) {

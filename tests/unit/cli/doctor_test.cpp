@@ -10,6 +10,7 @@
 #include "support/launch_environment.h"
 #include "support/listener.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -134,6 +135,18 @@ TEST_F(Doctor, FailsWithADriverThatDoesNotMatchItsLibrary) {
   EXPECT_THAT(finding("driver", {}, fake_driver("18")), HasSubstr("fail: the NVIDIA driver does not start: "
                                                                   "Driver/library version mismatch"));
   EXPECT_EQ(result_.code, 1);
+}
+
+TEST_F(Doctor, WarnsOfASmallShm) {
+  LOCKSTEP_REQUIRE(Requirements().that(run_program({"unshare", "--mount", "true"}).code == 0,
+                                       "no mount namespaces: they need root"));
+  const auto with_shm = [&](const std::string& size) {
+    return run_program({"unshare", "--mount", "sh", "-c",
+                        "mount -t tmpfs -o size=" + size + " tmpfs /dev/shm && exec \"$0\" doctor", LOCKSTEP_CLI},
+                       fake_driver("GPU-a free,GPU-b free"), temp_.path().string());
+  };
+  EXPECT_THAT(with_shm("1m").out, HasSubstr("WARN  /dev/shm      1.0 MiB; NCCL connects ranks of one machine over it"));
+  EXPECT_THAT(with_shm("1g").out, HasSubstr("OK    /dev/shm      1.0 GiB\n"));
 }
 
 TEST_F(Doctor, NamesTheNcclThatAProgramWouldLoad) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <future>
 #include <limits>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -241,6 +242,28 @@ TEST(List, FindsRunsInDirectoriesOfExperiments) {
     EXPECT_EQ(found.at("directory"), (temp.path() / names.back()).string());
   }
   EXPECT_THAT(names, testing::UnorderedElementsAre("near", "latest", "vision/lr/first"));
+}
+
+TEST(List, ShowsTheOtherRunsBesideAFileWithoutLines) {
+  const TempDir temp;
+  const WrittenRun good(temp.path() / "good");
+  good.rows(0, 20);
+  const WrittenRun bad(temp.path() / "bad");
+  write_text(bad.path() / "metrics.jsonl", "");
+  std::filesystem::resize_file(bad.path() / "metrics.jsonl", std::uintmax_t{1} << 30);  // has a hole, needs no space
+  const auto list = run_program({LOCKSTEP_CLI, "list", "--json", temp.path().string()});
+  ASSERT_EQ(list.code, 0) << list.err;
+  std::map<std::string, Json> runs;
+  const Json json = parse_json(list.out);
+  for (const Json& run : json.at("runs")) {
+    runs[run.at("name")] = run;
+  }
+  ASSERT_EQ(runs.size(), 2U) << list.out << list.err;
+  EXPECT_EQ(runs["good"].at("step"), 20);
+  EXPECT_TRUE(runs["good"].at("notes").empty()) << list.out;
+  ASSERT_EQ(runs["bad"].at("notes").size(), 1U) << list.out;
+  EXPECT_THAT(runs["bad"]["notes"][0].get<std::string>(),
+              HasSubstr("bad/metrics.jsonl: a line is longer than 64.0 MiB, the limit of a row"));
 }
 
 TEST(List, SaysWhatIsWrong) {

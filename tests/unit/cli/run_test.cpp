@@ -128,11 +128,15 @@ TEST(Run, SaysThatNoMoreProcessesAreAllowed) {  // O6
 
 TEST(Run, BelievesTheExitCodeOfAnyProgram) {
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "true"}).code, 0);
-  const auto failed = run_program(
-      {LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", "sh", "-c", "test $RANK = 0 || exit 3; exec sleep 1000"});
-  EXPECT_EQ(failed.code, 3);
-  EXPECT_THAT(failed.err, HasSubstr("rank 1 (host "));
-  EXPECT_THAT(failed.err, EndsWith("exit code 3\n"));
+  // The codes 75 and 130, and SIGTERM, are not the end of a stop that nobody asked for.
+  for (const auto& [end, code] :
+       {std::pair("exit 3", 3), std::pair("exit 75", 75), std::pair("exit 130", 130), std::pair("kill $$", 143)}) {
+    const auto failed = run_program({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", "sh", "-c",
+                                     fmt::format("test $RANK = 0 || {}; exec sleep 1000", end)});
+    EXPECT_EQ(failed.code, code);
+    EXPECT_THAT(failed.err, HasSubstr("error: rank 1 (host "));
+    EXPECT_THAT(failed.err, EndsWith(fmt::format("exit code {}\n", code)));
+  }
 }
 
 TEST(Run, StartsUnequalMachines) {
@@ -211,6 +215,13 @@ TEST(Restart, GoesOnUntilItWorksAndSaysSo) {
     }
   }
   EXPECT_EQ(events, (Words{"failure", "restart", "failure", "restart", "goodput"}));
+}
+
+TEST(Restart, FollowsACodeOfAnyProgramThatLooksLikeAStop) {
+  const auto result = run_program({LOCKSTEP_CLI, "run", "--max-restarts", "1", "--", "sh", "-c",
+                                   "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 75"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 in 1 s"));
 }
 
 TEST(Restart, EndsWhenTheBudgetIsUsedUp) {

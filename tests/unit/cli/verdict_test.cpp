@@ -7,6 +7,7 @@ namespace lockstep {
 namespace {
 
 using testing::AllOf;
+using testing::Contains;
 using testing::Each;
 using testing::ElementsAre;
 using testing::Field;
@@ -43,9 +44,48 @@ TEST(Verdict, RecommendsBackgroundSavesOnASlowOrNetworkDisk) {
               ElementsAre(AllOf(Field(&Advice::what, HasSubstr("--checkpoint.async true")),
                                 Field(&Advice::because, HasSubstr("32.0 MiB durable in 2.0 s (16.0 MiB/s) on ext4")))));
   EXPECT_THAT(advise({.directory = {.file_system = "nfs4"}, .saved = save(0.05)}),
-              ElementsAre(Field(&Advice::because, HasSubstr("a network file system"))));
-  EXPECT_THAT(advise({.directory = {.file_system = "fuse.sshfs"}, .saved = save(0.05)}), SizeIs(1));
+              Contains(AllOf(Field(&Advice::what, HasSubstr("--checkpoint.async true")),
+                             Field(&Advice::because, HasSubstr("on nfs4, a network file system")))));
+  EXPECT_THAT(advise({.directory = {.file_system = "fuse.sshfs"}, .saved = save(0.05)}), SizeIs(2));
   EXPECT_THAT(advise({.directory = {.file_system = "fuseblk"}, .saved = save(0.05)}), IsEmpty()) << "a local disk";
+}
+
+TEST(Verdict, RecommendsACacheForDataOnANetworkDisk) {
+  const auto advice = [](const char* file_system) {
+    return advise({.directory = {.checked = "/mnt/runs", .file_system = file_system}});
+  };
+  EXPECT_THAT(advice("ext4"), IsEmpty());
+  EXPECT_THAT(advice("lustre"),
+              ElementsAre(AllOf(Field(&Advice::what, HasSubstr("memory_cache in your program, or disk_cache")),
+                                Field(&Advice::because, HasSubstr("/mnt/runs is on lustre, a network file system")))));
+}
+
+TEST(Verdict, SaysWhatPairsOfGpusWithoutNvlinkMean) {
+  const auto advice = [](std::vector<GpuPair> pairs) {
+    const auto copy = [](int from, int to, double seconds) {
+      const Json pair = {{"from", from}, {"to", to}, {"seconds", seconds}};
+      return Json::array({pair});
+    };
+    const Json times = Json::array({copy(0, 1, 1.0 / 320), copy(1, 0, 1.0 / 160)});
+    return advise({.gpu_pairs = std::move(pairs),
+                   .devices = {.lines = {{{"measured", "pairs"}, {"bytes", 64 << 20}, {"times", times}}}}});
+  };
+  const GpuPair linked{.a = 0, .b = 1, .path = "NVLink", .peer_access = true};
+  EXPECT_THAT(advice({}), IsEmpty());
+  EXPECT_THAT(advice({linked}), IsEmpty());
+  EXPECT_THAT(advice({{.a = 0, .b = 1}}), IsEmpty()) << "the driver does not say what lies between them";
+  EXPECT_THAT(advice({linked, {.a = 0, .b = 2, .path = "PIX", .peer_access = true}}),
+              ElementsAre(AllOf(Field(&Advice::what, HasSubstr("--dist.compression bf16")),
+                                Field(&Advice::because,
+                                      "1 of 2 pairs of GPUs without NVLink (PIX): gradients go over "
+                                      "the PCI bus; the slowest copy between two GPUs: 10.0 GiB/s"))));
+  EXPECT_THAT(
+      advice({{.a = 0, .b = 1, .path = "SYS", .peer_access = false}}),
+      ElementsAre(Field(&Advice::because, HasSubstr("1 of 1 pair of GPUs without NVLink (SYS): gradients go over "
+                                                    "the PCI bus, for 1 pair through the memory of the host;"))));
+  EXPECT_THAT(advise({.gpu_pairs = {{.a = 0, .b = 1, .path = "PHB"}}}),
+              ElementsAre(Field(&Advice::because, HasSubstr("(PHB): gradients go over the PCI bus"))))
+      << "no copy was measured";
 }
 
 TEST(Verdict, RecommendsFewerThreadsIfTheyAreFaster) {

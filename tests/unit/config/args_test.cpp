@@ -745,6 +745,27 @@ TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
           "--batch_size: the program declares a flag with the name of a lockstep flag | rename the program's flag"));
 }
 
+TEST(ParseInvocation, RejectsAPositionalArgumentWithTheNameOfAnotherOne) {
+  std::string first;
+  std::string second;
+  Flags flags;
+  flags.add("text", &first, "f").positional("text", &second, "s");
+  EXPECT_THAT(
+      problems({"word"}, {}, {}, flags),
+      ElementsAre("text: the program declares a positional argument with the name of another flag or argument | "
+                  "rename the positional argument"));
+}
+
+TEST(ParseInvocation, RejectsAPositionalArgumentThatIsNoField) {
+  for (const auto& [name, hint] :
+       {std::pair("epochs", "use --max_epochs N"), std::pair("optim.l", "did you mean optim.lr?")}) {
+    Flags flags;
+    flags.positional(name);
+    EXPECT_THAT(problems({"7"}, {}, {}, flags),
+                ElementsAre(fmt::format("Flags::positional(\"{}\"): unknown setting | {}", name, hint)));
+  }
+}
+
 TEST(ProgramFlags, SayWhichOfThemMayChange) {
   std::string out = "p1";
   std::int64_t hidden = 64;

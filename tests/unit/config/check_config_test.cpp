@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -22,6 +23,10 @@ TEST(CheckConfig, AcceptsUnusualButValidSettings) {
       {.run_name = "a.b-c_d", .resume = "runs/old/checkpoints/step-10", .fresh = true},
       {.optim = {.schedule = "warmup:10+cosine:until=11,to=1"}},
       {.dist = {.grace_s = 0, .static_graph = true}},
+      {.run_dir = "out/a", .report = {.log_dir = "out/a/logs"}},
+      {.run_dir = "out/a", .fresh = true, .report = {.log_dir = "out/a-logs"}},
+      {.run_dir = "out/a", .fresh = true, .report = {.log_dir = "out"}},
+      {.run_name = "a", .fresh = true, .report = {.log_dir = "runs/ab"}},
   };
   for (const TrainConfig& config : configs) {
     for (const Problem& problem : check_config(config)) {
@@ -174,6 +179,15 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
       {{.spike = {.z_score = 5, .policy = SpikePolicy::lower_lr}, .report = {.every_steps = 0}},
        "--spike.policy lower_lr with --report.every_steps 0: learning rates are lowered at reports",
        "--report.every_steps 20"},
+      {{.run_dir = "out/a/", .fresh = true, .report = {.log_dir = "out/a/logs"}},
+       "--report.log_dir out/a/logs with --run_dir out/a/: --fresh renames this run, and the new logs would go with",
+       "for example --report.log_dir logs"},
+      {{.run_dir = "out/a", .fresh = true, .report = {.log_dir = "./out/b/../a"}},
+       "--report.log_dir ./out/b/../a with --run_dir out/a",
+       ""},
+      {{.run_name = "a", .fresh = true, .report = {.log_dir = std::filesystem::absolute("runs/a/logs").string()}},
+       "runs/a/logs with --run_name a: --fresh renames this run",
+       ""},
   };
   for (const Case& row : cases) {
     const auto problems = check_config(row.config);

@@ -1,5 +1,6 @@
 #include "config/config_file.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -502,7 +503,8 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   EXPECT_EQ(config_values(read("run.toml", config_toml(expected))), values);
   EXPECT_EQ(config_values(read("defaults.toml", config_toml(TrainConfig{}))), defaults);
   const auto odd = parse_config_toml(config_toml(config), "odd");
-  EXPECT_EQ(std::get<std::string>(odd.at(17).value), config.run_name) << odd.at(17).name;
+  const auto run_name = std::ranges::find(odd, "run_name", &FileSetting::name);
+  EXPECT_EQ(std::get<std::string>(run_name->value), config.run_name);
 }
 
 TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {

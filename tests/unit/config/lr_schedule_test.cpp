@@ -54,6 +54,18 @@ TEST(LrSchedule, HasTheValuesOfItsFormulas) {
   expect_factors("restarts:every=10,grow=2,decay=0.5",
                  {{0, 1}, {5, 0.5}, {10, 0.5}, {20, 0.25}, {30, 0.25}, {50, 0.125}});
   expect_factors("restarts:cycles=4", {{0, 1}, {25, 1}, {37, 0.5 * (1 + std::cos(M_PI * 12 / 25))}, {50, 1}, {100, 0}});
+  const auto last_of = [](double steps) { return 0.5 * (1 + std::cos(M_PI * (steps - 1) / steps)); };
+  expect_factors("restarts:cycles=3,grow=2,for=70", {{0, 1},
+                                                     {5, 0.5},
+                                                     {9, last_of(10)},
+                                                     {10, 1},
+                                                     {20, 0.5},
+                                                     {29, last_of(20)},
+                                                     {30, 1},
+                                                     {50, 0.5},
+                                                     {69, last_of(40)},
+                                                     {70, 0}});
+  expect_factors("restarts:cycles=2,grow=3", {{24, last_of(25)}, {25, 1}, {50, 0.75}, {99, last_of(75)}, {100, 0}});
   expect_factors("cyclic:up=10,down=30,low=0.2", {{0, 0.2}, {5, 0.6}, {10, 1}, {25, 0.6}, {40, 0.2}, {50, 1}});
   expect_factors("cyclic:10,low=0,cycle_factor=0.5", {{10, 1}, {30, 0.5}, {50, 0.25}});
   expect_factors("one_cycle:rise=0.21,div=10,final_div=10", {{0, 0.1}, {10, 0.55}, {20, 1}, {99, 0.01}, {200, 0.01}});
@@ -120,6 +132,7 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
            {"multistep:at=3/x", "at=x, expected a length", ""},
            {"restarts", "expected every or cycles", ""},
            {"restarts:10,cycles=2", "found every and cycles, expected one of them", ""},
+           {"restarts:cycles=1000,grow=10", "its first cycle would have no length", ""},
            {"cosine+constant", "cosine: it has no end, so the next phase never begins", "for=10ep"},
        }) {
     const LrSchedule schedule(text);

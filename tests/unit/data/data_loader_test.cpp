@@ -291,6 +291,22 @@ TEST(DataLoader, KeepsTheExitCodeOfTheErrorOfASample) {
   EXPECT_EQ(code_of([&] { samples->get(Ids{1, 2}, {}); }), ExitCode::out_of_memory);
 }
 
+TEST(DataLoader, ReportsAnErrorOfADiskThatDoesNotRepeat) {
+  World world = cpu();
+  for (const int most_bad : {0, 2}) {
+    bool failed = false;
+    LoaderPlan plan = in_order(plan_of(20, 10, 0));
+    plan.data.max_bad_samples = most_bad;
+    DataLoader loader(std::make_shared<Scripted>([&failed](std::int64_t) {
+                        if (!std::exchange(failed, true)) {
+                          throw IoError("shard 3: Stale file handle");
+                        }
+                      }),
+                      plan, world);
+    EXPECT_EQ(error_of<DataError>([&] { loader.next(); }).exit_code(), ExitCode::io);
+  }
+}
+
 TEST(DataLoader, RefusesABatchOfAnotherLength) {
   class Doubled final : public Dataset {
    public:

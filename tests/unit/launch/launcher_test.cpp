@@ -15,6 +15,7 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using testing::Contains;
+using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
@@ -523,6 +525,42 @@ TEST(Launcher, LosesNoLineWhenItsQueueIsFull) {
   EXPECT_THAT(supervisor.out(), EndsWith(" of a rank that talks much\n"));
 }
 
+TEST(Launcher, EndsAStallThoughItsQueueIsFull) {
+  const TempDir directory;
+  const Presence presence(directory);
+  LaunchRequest request = request_for(2, {"flood:150000", "stand"});
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
+  request.log_dir = directory.path() / "logs";
+  request.routes.assign(2, {.out_in_file = true, .err_in_file = true});
+  request.stall_deadline = 3s;
+  Supervisor supervisor(request);
+  EXPECT_TRUE(presence.ends_within(kDeadline)) << "nobody reads the terminal, and no rank waits for it";
+  EXPECT_EQ(supervisor.wait(), 124);
+  EXPECT_EQ(supervisor.failed_rank(), 1);
+}
+
+TEST(Launcher, RestartsThoughNobodyReadsTheTerminal) {
+  const TempDir directory;
+  const auto fifo = directory.path() / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const Descriptor restarted(open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const std::string script = "seq 100000; test $TORCHELASTIC_RESTART_COUNT = 0 || echo >\"$0\"; exit 3";
+  Supervisor supervisor({.argv = {"sh", "-c", script, fifo.string()},
+                         .program = "/bin/sh",
+                         .any_program = true,
+                         .max_restarts = 1,
+                         .environment = read_environment(),
+                         .log_dir = directory.path() / "logs",
+                         .routes = {{.out_in_file = true, .err_in_file = true}}});
+  EXPECT_TRUE(readable_within(restarted.get(), kDeadline)) << "a pipe does not hold the output of one attempt";
+  EXPECT_EQ(supervisor.wait(), 3);
+  const std::size_t restart = supervisor.err().find("restart 1 in 1 s");
+  ASSERT_NE(restart, std::string::npos) << supervisor.err();
+  EXPECT_LT(supervisor.err().find("error: rank 0 "), restart) << "all lines are in order";
+  EXPECT_GT(supervisor.err().rfind("error: rank 0 "), restart);
+  EXPECT_GT(supervisor.err().find("not restarted: "), supervisor.err().rfind("error: rank 0 "));
+}
+
 TEST(Launcher, SaysWhyAProgramCannotStart) {
   const TempDir directory;
   const std::filesystem::path text = directory.path() / "text";
@@ -537,6 +575,23 @@ TEST(Launcher, SaysWhyAProgramCannotStart) {
     EXPECT_EQ(error.exit_code(), code);
   }
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+}
+
+TEST(Launcher, RefusesARequestThatIsNotWhole) {
+  LaunchRequest request = request_for(2, {"finish:0"});
+  request.routes.resize(3);
+  request.cores.resize(1);
+  EXPECT_THAT(problems_of([&] { launch_workers(request); }),
+              ElementsAre(HasSubstr("the size of routes is 3, expected 0 or 2"), HasSubstr("the size of cores is 1,")));
+  EXPECT_THAT(problems_of([] { launch_workers({.node = 1}); }),
+              ElementsAre(HasSubstr("argv is empty"), HasSubstr("node is 1, expected an index of ranks_per_node")));
+  EXPECT_THAT(problems_of([] { launch_workers(request_for(-1, {"finish:0"})); }),
+              ElementsAre(HasSubstr("the number of ranks of this machine is -1")));
+  LaunchRequest several = request_for(1, {"finish:0"});
+  several.ranks_per_node = {1, 1};
+  several.max_restarts = 1;
+  EXPECT_THAT(problems_of([&] { launch_workers(several); }),
+              ElementsAre(HasSubstr("set master_port and run_id"), HasSubstr("leave max_restarts at 0")));
 }
 
 TEST(Launcher, LeavesTheCallerAsItWas) {

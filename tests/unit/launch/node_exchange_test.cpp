@@ -6,10 +6,12 @@
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/descriptor.h"
 #include "environment/store_listener.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
@@ -41,17 +43,43 @@ TEST(NodeExchange, TellsEveryNodeWhatAllHave) {
   EXPECT_THAT(third.get(), ElementsAre(4, 2, 1));
 }
 
-void say(int port, const std::string& text) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+Descriptor connect_to(int port) {
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  while (connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // until the launcher listens
   }
-  send(socket, text.data(), text.size(), MSG_NOSIGNAL);
-  close(socket);
+  return socket;
+}
+
+void send_text(const Descriptor& socket, std::string_view text) {
+  send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL);
+}
+
+void say(int port, const std::string& text) { send_text(connect_to(port), text); }
+
+sockaddr_in name_of(int socket, decltype(getsockname)& ask) {
+  sockaddr_in address{};
+  socklen_t size = sizeof(address);
+  return ask(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? address : sockaddr_in{};
+}
+
+/// Returns when the other end, a socket of this process, has read everything, and so waits for the end of a line.
+void wait_until_read(const Descriptor& socket) {
+  constexpr int kMostDescriptors = 1024;
+  const auto own = name_of(socket.get(), getsockname);
+  while (true) {
+    for (int fd = 0; fd < kMostDescriptors; ++fd) {
+      int unread = 0;
+      if (name_of(fd, getpeername).sin_port == own.sin_port && ioctl(fd, FIONREAD, &unread) == 0 && unread == 0) {
+        return;
+      }
+    }
+    std::this_thread::yield();
+  }
 }
 
 TEST(NodeExchange, DoesNotCountStrangers) {
@@ -101,6 +129,33 @@ TEST(NodeExchange, EndsWithASignal) {
     EXPECT_EQ(result.signal, SIGTERM);
     EXPECT_TRUE(result.ranks.empty());
   }
+}
+
+void send_with_a_signal(const Descriptor& socket, std::string_view line) {
+  send_text(socket, line);
+  wait_until_read(socket);
+  kill(getpid(), SIGTERM);
+  send_text(socket, "\n");
+}
+
+TEST(NodeExchange, EndsWithASignalDuringTheLastGreeting) {
+  SignalInbox signals;
+  const int port = free_port();
+  auto greeting = std::async(std::launch::async, [&] {
+    const Descriptor launcher = connect_to(port);
+    send_with_a_signal(launcher, "lockstep-node 1 2 run");
+  });
+  EXPECT_EQ(exchange_ranks_per_node(exchange_of(0, 2, port), 1, seconds(20), signals).signal, SIGTERM);
+}
+
+TEST(NodeExchange, EndsWithASignalDuringTheAnswer) {
+  SignalInbox signals;
+  const StoreListener first = bind_store_listener("127.0.0.1", 0, /*listening=*/true);
+  auto answer = std::async(std::launch::async, [&] {
+    const Descriptor launcher(accept(first.socket.get(), nullptr, nullptr));
+    send_with_a_signal(launcher, "lockstep-ranks 4,1");
+  });
+  EXPECT_EQ(exchange_ranks_per_node(exchange_of(1, 2, first.port), 1, seconds(20), signals).signal, SIGTERM);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "support/process.h"
 #include "support/requirements.h"
 #include "support/sweep.h"
+#include "support/temp_dir.h"
 
 namespace lockstep {
 namespace {
@@ -302,6 +303,16 @@ TEST(RankFailure, AReaderThatWentAwayDoesNotEndTheRun) {
   const auto result = process.wait();
   EXPECT_EQ(lines_of(result.out).size(), 1U);
   EXPECT_EQ(result.err, "") << "a closed pipe is no failure";
+}
+
+TEST(RankFailure, AReaderThatWentAwayDoesNotPreventARestart) {
+  const TempDir directory;
+  run_program({"sh", "-c", "{ \"$@\" 2>&1; echo $? >code; } | true", "sh", LOCKSTEP_CLI, "run", "--max-restarts", "1",
+               "--log-dir", ".", "--rdzv-id", "job", "--", LOCKSTEP_LAUNCH_CHILD, "exit:3"},
+              {}, directory.path());
+  EXPECT_EQ(read_text_file(directory.path() / "code").value_or(""), "3\n");
+  EXPECT_TRUE(std::filesystem::exists(directory.path() / "job/attempt_1"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() / "job/attempt_2"));
 }
 
 TEST(RankFailure, FiveCtrlCInAMomentAreOneRequest) {

@@ -70,6 +70,22 @@ TEST(LossScaler, DividesGradientsOfEveryDtype) {
   }
 }
 
+// Of a parameter without elements, or of an embedding of which no row was used.
+TEST(LossScaler, TakesGradientsWithoutElements) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    LossScaler scaler(at::kCPU, {.initial = 4});
+    const at::Tensor empty = at::zeros({0, 3}, dtype);
+    const at::Tensor full = at::full({3}, 8.0, dtype);
+    scaler.unscale(std::vector<at::Tensor>{empty});
+    scaler.unscale(std::vector<at::Tensor>{empty, full});
+    EXPECT_TRUE(at::equal(full, at::full({3}, 2.0, dtype))) << dtype;
+    EXPECT_EQ(scaler.found_inf().item<float>(), 0) << dtype;
+    full[1] = kInfinity;
+    scaler.unscale(std::vector<at::Tensor>{empty, full});
+    EXPECT_EQ(scaler.found_inf().item<float>(), 1) << dtype;
+  }
+}
+
 TEST(LossScaler, NoticesOneInfinityAmongMany) {
   for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     LossScaler scaler(at::kCPU);

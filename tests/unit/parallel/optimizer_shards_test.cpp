@@ -1,6 +1,7 @@
 #include "parallel/optimizer_shards.h"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -12,6 +13,7 @@
 
 #include "parallel/ddp.h"
 #include "support/message_of.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -86,6 +88,43 @@ TEST(OptimizerShards, GatherTheStateOfAllRanks) {
     }
     EXPECT_EQ(found.back().first, "loss_scaler:0");
   });
+}
+
+// Checkpoints cannot hold complex128; a rollback can.
+TEST(OptimizerShards, GatherStateOfADtypeThatCheckpointsDoNotHold) {
+  struct Waves : torch::nn::Module {
+    Waves() {
+      for (const char* name : {"a", "b", "c"}) {
+        register_parameter(name, at::full({3}, c10::complex<double>(1, 2), at::kComplexDouble));
+      }
+    }
+  };
+  const auto state_after_a_step = [](bool is_sharded) {
+    NamedTensors found;
+    thread_world(2, [&](World& world) {
+      Waves waves;
+      Ddp strategy({}, {.shard_optimizer = is_sharded}, world);
+      const OptimizerSpec spec(sgd({.lr = 0.1, .momentum = 0.9}));
+      strategy.prepare(waves, {&spec, 1});
+      strategy.optimizer().begin_forward(Gradients::reduce);
+      at::Tensor loss = at::zeros({}, at::kDouble);
+      for (const at::Tensor& parameter : waves.parameters()) {
+        loss = loss + at::view_as_real(parameter).square().sum();
+      }
+      strategy.optimizer().backward(loss);
+      strategy.optimizer().finish();
+      strategy.optimizer().step();
+      NamedTensors state = strategy.optimizer_state();
+      if (world.is_main()) {
+        found = std::move(state);
+      }
+    });
+    return found;
+  };
+  const NamedTensors state = state_after_a_step(/*is_sharded=*/true);
+  ASSERT_GE(state.size(), 3);
+  EXPECT_EQ(state.front().second.scalar_type(), at::kComplexDouble);
+  expect_equal(state, state_after_a_step(/*is_sharded=*/false));
 }
 
 TEST(OptimizerShards, AreRefusedForAnOptimizerOfAllParametersTogether) {

@@ -36,7 +36,10 @@ at::Tensor wave(at::IntArrayRef shape, double shift) {
 }
 
 struct Net : torch::nn::Module {
-  Net() {
+  explicit Net(bool has_empty = false) {
+    if (has_empty) {
+      none = register_parameter("none", at::zeros({0}));
+    }
     a = register_module("a", torch::nn::Linear(4, 8));
     b = register_module("b", torch::nn::Linear(8, 8));
     c = register_module("c", torch::nn::Linear(8, 1));
@@ -48,8 +51,10 @@ struct Net : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x, bool skip_b = false) {
     const auto h = at::relu(a(x));
-    return c(skip_b ? h : at::relu(b(h)));
+    const auto y = c(skip_b ? h : at::relu(b(h)));
+    return none.defined() ? y + none.sum() : y;
   }
+  at::Tensor none;
   torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
 };
 
@@ -84,6 +89,7 @@ struct Case {
   bool skip_b_sometimes = false;  // in steps 1, 3, ... the loss does not reach b
   int micro = 1;
   double tolerance = 1e-6;
+  bool has_empty = false;  // the first parameter has no elements
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -92,8 +98,8 @@ class DdpGradients : public testing::TestWithParam<Case> {};
 // The gradient of N ranks is the gradient of the whole batch on one.
 void expect_gradients_of_the_whole_batch(const Case& c, Backend backend) {
   const auto compare = [&](World& world) {
-    Net net;
-    Net whole;
+    Net net(c.has_empty);
+    Net whole(c.has_empty);
     Ddp strategy({}, c.options, world);
     const OptimizerSpec spec(sgd({.lr = 0.1}));
     strategy.prepare(net, {&spec, 1});
@@ -130,6 +136,7 @@ TEST_P(DdpGradients, AreThoseOfTheWholeBatch) {
 INSTANTIATE_TEST_SUITE_P(
     Modes, DdpGradients,
     testing::Values(Case{"plain", 2}, Case{"four_ranks", 4}, Case{"tiny_buckets", 3, {.bucket_mib = 0.0001}},
+                    Case{"empty_bucket", 3, {.bucket_mib = 0.0001}, false, 1, 1e-6, /*has_empty=*/true},
                     Case{"accumulation", 2, {}, false, 3}, Case{"static_graph", 2, {.static_graph = true}},
                     Case{"static_graph_tiny_buckets", 3, {.bucket_mib = 0.0001, .static_graph = true}},
                     Case{"unused", 2, {.find_unused_parameters = true}, true},
@@ -150,30 +157,42 @@ INSTANTIATE_TEST_SUITE_P(
                          true}),
     [](const auto& test) { return test.param.name; });
 
-// Rank 1 has no samples in the last micro-batch.
+// In some steps rank 1 has no samples. A static graph may have parameters that are never used, here those of b.
 TEST(Ddp, TakesPartWithNothing) {
-  for (const bool find_unused : {false, true}) {
-    thread_world(2, [&](World& world) {
-      Net net;
-      Net whole;
-      Ddp strategy({}, {.find_unused_parameters = find_unused}, world);
-      const OptimizerSpec spec(sgd());
-      strategy.prepare(net, {&spec, 1});
-      for (std::int64_t step = 0; step < 3; ++step) {
-        whole.zero_grad();
-        loss_of(whole.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9)).backward();
-        strategy.optimizer().zero_grad();
-        strategy.optimizer().begin_forward(Gradients::reduce);
-        if (world.rank() == 0) {
-          const auto loss = loss_of(net.forward(inputs(step).narrow(0, 0, 9)), targets(step).narrow(0, 0, 9));
-          strategy.optimizer().backward(loss, 9.0 * 2 / 9);
-        } else {
-          strategy.optimizer().backward_nothing();
-        }
-        strategy.optimizer().finish();
-        expect_close(grads_of(net), grads_of(whole), 1e-6);
+  const std::vector<std::vector<bool>> without_samples{{true, true, true}, {false, true, true}, {true, false, true}};
+  const auto train = [&](World& world, const DistConfig& options, const std::vector<bool>& is_idle) {
+    Net net;
+    Net whole;
+    Ddp strategy({}, options, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    for (std::int64_t step = 0; step < std::ssize(is_idle); ++step) {
+      const bool idle = is_idle[static_cast<std::size_t>(step)];
+      const auto loss_of_step = [&](Net& of) {
+        return loss_of(of.forward(inputs(step).narrow(0, 0, 9), /*skip_b=*/options.static_graph),
+                       targets(step).narrow(0, 0, 9));
+      };
+      whole.zero_grad();
+      loss_of_step(whole).backward();
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(Gradients::reduce);
+      if (world.rank() == 1 && idle) {
+        strategy.optimizer().backward_nothing();
+      } else {
+        strategy.optimizer().backward(loss_of_step(net), idle ? 2 : 1);
       }
-    });
+      strategy.optimizer().finish();
+      expect_close(grads_of(net), grads_of(whole), 1e-6);
+    }
+  };
+  const std::vector<DistConfig> modes{{}, {.find_unused_parameters = true}, {.static_graph = true}};
+  for (const DistConfig& options : modes) {
+    for (const Backend backend : {Backend::gloo, Backend::shm}) {
+      for (const std::vector<bool>& is_idle : without_samples) {
+        thread_world(
+            2, [&](World& world) { train(world, options, is_idle); }, std::chrono::seconds(30), /*nodes=*/1, backend);
+      }
+    }
   }
 }
 
@@ -529,6 +548,27 @@ TEST(PrepareAgain, LeavesNoGradientToFrozenParameters) {
   }
 }
 
+// While the layer is frozen, it is no mistake that both have it: neither updates it.
+TEST(PrepareAgain, RefusesAnUnfrozenParameterOfTwoOptimizers) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      Net net;
+      for (at::Tensor& parameter : net.c->parameters()) {
+        parameter.requires_grad_(false);
+      }
+      OptimizerSpec head(sgd());
+      head.name = "head";
+      head.module = net.c.get();
+      const auto strategy = make_strategy(plan_for(ranks, {}), world);
+      strategy->prepare(net, std::vector<OptimizerSpec>{OptimizerSpec(sgd()), head});
+      net.c->bias.requires_grad_(true);
+      const auto error = error_of<ConfigError>([&] { strategy->prepare_again(); });
+      EXPECT_THAT(error.what(),
+                  HasSubstr("optimizer 0 ('main') and optimizer 1 ('head') both have the parameter c.bias"));
+    });
+  }
+}
+
 // Two optimizers: one's backward neither reduces nor touches the other's gradients.
 TEST(Ddp, KeepsTwoOptimizersApart) {
   thread_world(2, [](World& world) {
@@ -861,6 +901,36 @@ TEST(SingleDevice, IsPlainTraining) {
               1e-6);
   strategy.optimizer().zero_grad();
   EXPECT_TRUE(grads_of(net).empty());
+}
+
+// The gradients of the others have no effect, so they do not count in the norm, and they skip no step.
+TEST(SingleDevice, CountsOnlyGradientsOfTheParametersThatTheOptimizerHas) {
+  struct Two : torch::nn::Module {
+    Two() {
+      mine = register_parameter("mine", at::zeros({}));
+      other = register_parameter("other", at::zeros({}));
+    }
+    at::Tensor mine, other;
+  };
+  for (const double of_other : {10.0, HUGE_VAL}) {
+    Two two;
+    World world = World::single(c10::Device(c10::kCPU));
+    SingleDevice strategy({.non_finite = NonFinitePolicy::skip}, {}, world);
+    OptimizerSpec spec(sgd({.lr = 1}));
+    spec.groups = {{.select = named("mine")}};
+    strategy.prepare(two, {&spec, 1});
+    StrategyOptimizer& optimizer = strategy.optimizer();
+    optimizer.begin_forward(Gradients::reduce);
+    optimizer.backward(two.mine * 0.5 + two.other * of_other);
+    optimizer.finish();
+    EXPECT_EQ(optimizer.grad_norm().item<double>(), 0.5);
+    optimizer.step();
+    EXPECT_EQ(optimizer.skipped().item<float>(), 0);
+    EXPECT_EQ(two.mine.item<float>(), -0.5);
+    EXPECT_EQ(two.other.item<float>(), 0);
+    optimizer.zero_grad();
+    EXPECT_TRUE(grads_of(two).empty());
+  }
 }
 
 TEST(SingleDevice, NeedsAnOptimizer) {

@@ -101,6 +101,23 @@ TEST(MetricRows, LeavesOutAndCountsDamagedLines) {
   EXPECT_THAT(rows.series[0].values, ElementsAre(1, 3));
 }
 
+// A page that draws steps beyond would never end.
+TEST(MetricRows, LeaveOutStepsThatAPageCannotDraw) {
+  const MetricRows rows = parse_metric_table(
+      "step,loss\n1,1\n1000000000000000,2\n1000000000000001,3\n9223372036854775807,4\n-9223372036854775808,5\n");
+  EXPECT_EQ(rows.damaged, 3);
+  EXPECT_THAT(rows.find("loss")->values, ElementsAre(1, 2));
+  EXPECT_EQ(rows.last_step, 1'000'000'000'000'000);
+  const MetricRows lines =
+      parse_metric_lines("{\"step\":1000000000000000,\"a\":1}\n{\"step\":1000000000000001,\"a\":2}\n");
+  EXPECT_EQ(lines.damaged, 1);
+  EXPECT_THAT(lines.find("a")->values, ElementsAre(1)) << "the same limit";
+  const auto times = parse_rank_times(
+      "step,rank,step_ms,data_ms\n10,0,100,0\n9223372036854775807,0,100,0\n-9223372036854775808,0,100,0\n20,0,100,0\n");
+  ASSERT_EQ(times.size(), 1U);
+  EXPECT_DOUBLE_EQ(times[0].seconds[1].second, 2);
+}
+
 TEST(MetricRows, SortsStepsThatDoNotAscend) {
   const MetricRows rows = parse_metric_lines("{\"step\":5,\"a\":5}\n{\"step\":1,\"a\":1}\n{\"step\":3,\"a\":3}\n");
   EXPECT_THAT(rows.series[0].steps, ElementsAre(1, 3, 5));

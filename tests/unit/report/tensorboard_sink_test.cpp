@@ -21,6 +21,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
+using testing::SizeIs;
 using testing::StartsWith;
 
 template <class T>
@@ -145,6 +147,47 @@ TEST_F(TensorboardFiles, HoldHistogramsTextsImagesAndSettings) {
   EXPECT_EQ(field(value(7), 1), "_hparams_/session_start_info");
   EXPECT_EQ(field(field(field(plugin_data(7), 3), 1), 1), "optim.lr");
   EXPECT_EQ(field(value(8), 1), "_hparams_/session_end_info");
+}
+
+// google.protobuf.Value: a number is the field 2, a text 3, true or false 4.
+TEST_F(TensorboardFiles, HaveNumbersTextsTrueAndFalseAsSettings) {
+  const auto sink = tensorboard_sink(real_file_system(), dir_.path(), 0, "");
+  const std::vector<RunSetting> settings{{"lr", "0.25"},
+                                         {"steps", "0"},
+                                         {"fresh", "false"},
+                                         {"plot", "true"},
+                                         {.name = "devices", .text = "2", .is_text = true},
+                                         {.name = "word", .text = "true", .is_text = true},
+                                         {"limit", ""},
+                                         {"clip", "inf"}};
+  sink->finish(settings, {});
+  const auto found = events(files().at(0));
+  const auto plugin_data = [&](std::size_t event) {
+    return field(field(field(field(field(found.at(event), 5), 1), 9), 1), 2);
+  };
+  std::map<std::string, std::string> types;
+  for (const auto& [key, info] : fields(field(plugin_data(3), 2))) {
+    types[field(info, 1)] = field(info, 4);
+  }
+  const std::string text = "1";
+  const std::string boolean = "2";
+  const std::string float64 = "3";
+  EXPECT_THAT(types,
+              ElementsAre(Pair("clip", float64), Pair("devices", text), Pair("fresh", boolean), Pair("limit", float64),
+                          Pair("lr", float64), Pair("plot", boolean), Pair("steps", float64), Pair("word", text)));
+  std::map<std::string, std::string> values;
+  for (const auto& [key, setting] : fields(field(plugin_data(4), 3))) {
+    if (key == 1) {
+      values[field(setting, 1)] = field(setting, 2);
+    }
+  }
+  EXPECT_THAT(values, SizeIs(6)) << "TensorBoard refuses infinity, and an empty text is no number";
+  EXPECT_EQ(number<double>(field(values["lr"], 2)), 0.25);
+  EXPECT_EQ(number<double>(field(values["steps"], 2)), 0);
+  EXPECT_EQ(field(values["fresh"], 4), "0");
+  EXPECT_EQ(field(values["plot"], 4), "1");
+  EXPECT_EQ(field(values["devices"], 3), "2");
+  EXPECT_EQ(field(values["word"], 3), "true");
 }
 
 TEST_F(TensorboardFiles, AreNewForEachAttempt) {

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -178,6 +179,19 @@ TEST(DistributedSampler, DropsTheSmallerStepInPyTorchOrder) {
   const DistributedSampler sampler({.size = 27, .global_batch = 8, .world_size = 2, .sampler = config});
   EXPECT_EQ(sampler.epoch_length(), 24);  // 13 for each rank, in batches of 4
   EXPECT_EQ(sampler.steps_per_epoch(), 3);
+}
+
+TEST(DistributedSampler, RejectsInvalidNumbers) {
+  EXPECT_THAT(problems_of([] { DistributedSampler({.size = 9, .global_batch = 0, .world_size = 0}); }),
+              ElementsAre(HasSubstr("DistributedSampler: global_batch is 0, expected 1 or more"),
+                          HasSubstr("DistributedSampler: world_size is 0, expected 1 or more")));
+  const DistributedSampler sampler({.size = 9, .global_batch = 3, .world_size = 3});
+  for (const auto& [consumed, rank] : {std::pair(0, 3), std::pair(0, -1), std::pair(-1, 0)}) {
+    EXPECT_THAT(message_of<ConfigError>([&, c = consumed, r = rank] { rank_ids(sampler, 0, c, r); }),
+                HasSubstr("expected a rank from 0 to 2"));
+  }
+  EXPECT_THAT(message_of<ConfigError>([] { KeyedPermutation(-1, 42, 0); }), HasSubstr("size is -1"));
+  EXPECT_THAT(message_of<ConfigError>([] { torch_randperm(-1, 42); }), HasSubstr("n is -1"));
 }
 
 TEST(DistributedSampler, RejectsInvalidOptions) {

@@ -278,10 +278,19 @@ TEST(CheckpointDir, CleansUpOnlyAfterASync) {
   EXPECT_THAT(verbs(fs, [&] { directory.remove_incomplete(); }), ElementsAre("sync", "remove", "sync"));
 }
 
-TEST(CheckpointDirDeathTest, RefusesToKeepOnlyOne) {
+TEST(CheckpointDir, RefusesInvalidNumbers) {
   MemoryFileSystem fs;
   CheckpointDir directory(fs, kDirectory, "run", 0);
-  EXPECT_DEATH(directory.retain(1, 1), "keep_last must be at least 2");
+  save(directory, 1, sample_contents(1));
+  EXPECT_EQ(message_of<ConfigError>([&] { directory.retain(1, 1); }),
+            "deleting old checkpoints: keep_last is 1, expected 2 or more");
+  EXPECT_EQ(message_of<ConfigError>([&] { directory.begin(-1); }),
+            "saving a checkpoint: step is -1, expected 0 or more");
+  EXPECT_EQ(message_of<ConfigError>([] {
+              steps_to_delete({1, 2}, -1);
+            }),
+            "steps_to_delete: keep_last is -1, expected 0 or more");
+  EXPECT_THAT(directory.steps(), ElementsAre(1));
 }
 
 TEST(StepsToDelete, AreTheOldest) {

@@ -253,21 +253,19 @@ TEST(Safetensors, RefusesLengthsThatTheFileDoesNotHave) {
   EXPECT_THAT(fault(std::string(7, '\0')), HasSubstr("found 7 bytes"));
   EXPECT_THAT(fault(length_prefix(3) + "{}"), HasSubstr("found a header of 3 bytes, expected at most 2"));
   EXPECT_THAT(fault(length_prefix(~std::uint64_t{0}) + "{}"), HasSubstr("expected at most 2"));
-  const std::string long_header = "{}" + std::string(16 << 20, ' ');
-  EXPECT_THAT(fault(with_header(long_header, 0)), HasSubstr("expected at most 16777216"));
-  EXPECT_EQ(fault(with_header(long_header.substr(0, 16 << 20), 0)), "no error") << "the control";
+  const std::string long_header = "{}" + std::string(100'000'000, ' ');
+  EXPECT_THAT(fault(with_header(long_header, 0)), HasSubstr("expected at most 100000000"));
+  EXPECT_EQ(fault(with_header(long_header.substr(0, 100'000'000), 0)), "no error") << "the control";
 }
 
-TEST(Safetensors, ReadsAHundredThousandTensorsAndNoMore) {
+TEST(Safetensors, ReadsAMillionTensorsAndNoMore) {
   std::string header = "{";
-  for (int i = 0; i < 100'000; ++i) {
-    header += fmt::format(R"({}"layers.{}.weight":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}})",
-                          i == 0 ? "" : ",", i, i, i + 1);
+  for (int i = 0; i < 1'000'000; ++i) {
+    header += fmt::format(R"({}"{}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", i == 0 ? "" : ",", i);
   }
-  EXPECT_EQ(open_bytes(with_header(header + "}", 100'000)).entries().size(), 100'000U);
-  EXPECT_THAT(
-      fault(with_header(header + R"(,"last":{"dtype":"U8","shape":[0],"data_offsets":[100000,100000]}})", 100'000)),
-      HasSubstr("more than 100000 tensors"));
+  EXPECT_EQ(open_bytes(with_header(header + "}", 0)).entries().size(), 1'000'000U);
+  EXPECT_THAT(fault(with_header(header + R"(,"last":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0)),
+              HasSubstr("more than 1000000 tensors"));
 }
 
 // A header has no checksum of its own: a damaged one may be legal, but never leads outside the file.

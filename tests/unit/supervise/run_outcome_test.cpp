@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <tuple>
 
 #include <gmock/gmock.h>
 
@@ -244,6 +245,25 @@ TEST(RunOutcome, HintsAtMemoryWhenTheSystemKilled) {
   outcome.exited(0, by_signal(9));
   EXPECT_THAT(outcome.text(), HasSubstr("memory"));
   EXPECT_THAT(outcome.text(), EndsWith("2 other ranks stopped because of it\n  exit code 137"));
+}
+
+TEST(RunOutcome, TakesAStopOfAnotherLibraryOnlyAfterARequest) {
+  for (const auto& [status, stop, failure] :
+       {std::tuple(ExitStatus{.code = 75}, 75, 75), std::tuple(ExitStatus{.code = 130}, 130, 130),
+        std::tuple(ExitStatus{.signal = 15}, 75, 143)}) {
+    for (const bool asked : {false, true}) {
+      RunOutcome outcome = three_ranks();
+      if (asked) {
+        outcome.signal_forwarded(15);
+      }
+      if (status.signal == 0) {
+        outcome.announced(1, finished(status.code), kPlace, kStart);
+      }
+      outcome.exited(1, {.status = status, .tells_steps = false});
+      EXPECT_EQ(outcome.report().failed_rank, asked ? -1 : 1) << failure;
+      EXPECT_EQ(outcome.report().exit_code, asked ? stop : failure);
+    }
+  }
 }
 
 TEST(RunOutcome, SaysNothingAboutTheTrainingOfAnotherLibrary) {

@@ -1,5 +1,6 @@
 #include "supervise/signal_inbox.h"
 
+#include <cerrno>
 #include <csignal>
 #include <optional>
 #include <thread>
@@ -67,6 +68,21 @@ TEST(SignalInbox, LeavesIgnoredSignalsIgnored) {
   struct sigaction after {};
   sigaction(SIGHUP, &before, &after);
   EXPECT_EQ(after.sa_handler, SIG_IGN);
+}
+
+TEST(SignalInbox, LetsAWriteFailThatHasNoReader) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  {
+    SignalInbox inbox;
+    EXPECT_EQ(write(ends[1], "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+  }
+  struct sigaction after {};
+  sigaction(SIGPIPE, nullptr, &after);
+  EXPECT_EQ(after.sa_handler, SIG_DFL);
+  close(ends[1]);
 }
 
 }  // namespace

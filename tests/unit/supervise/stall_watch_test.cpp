@@ -368,6 +368,48 @@ TEST(StallWatch, DoesNotCountTimeThatIsLeftOut) {
   EXPECT_EQ(ranks.pass(2s).size(), 1U);
 }
 
+TEST(StallWatch, DoesNotTakeTimeThatIsLeftOutForMovement) {
+  Watched ranks({in_phase(Phase::data)});
+  EXPECT_EQ(ranks.pass(31s).size(), 1U);
+  ranks.leave_out(60s);
+  EXPECT_THAT(ranks.pass(5s), IsEmpty()) << "it still hangs";
+  ++ranks[0].view.beats;
+  const auto findings = ranks.pass(StallWatch::kPeriod);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_THAT(findings[0].lines, ElementsAre("the run continues after a stall of 36 s"));
+}
+
+TEST(StallWatch, DoesNotTakeTimeThatIsLeftOutForALongStep) {
+  Watched ranks({in_phase(Phase::forward)});
+  ranks.pass(5s);
+  ranks.leave_out(60s);
+  ++ranks[0].view.beats;
+  ranks.pass(1s);
+  ranks.ask_for_a_stop();
+  EXPECT_TRUE(ranks.pass(21s).back().ends_the_run);
+}
+
+TEST(StallWatch, DoesNotCountTimeThatIsLeftOutAfterAStopWasAskedFor) {
+  Watched ranks({in_phase(Phase::forward)});
+  ranks.pass(10s);
+  ranks.ask_for_a_stop();
+  ranks.leave_out(60s);
+  for (const StallFinding& finding : ranks.pass(19s)) {
+    EXPECT_FALSE(finding.ends_the_run);
+  }
+  const auto findings = ranks.pass(2s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_TRUE(findings[0].ends_the_run);
+}
+
+TEST(StallWatch, CountsFromAStopThatWasAskedForWhileNobodyLooked) {
+  Watched ranks({in_phase(Phase::forward)});
+  ranks.pass(10s);
+  ranks.sleep(3600s);
+  ranks.ask_for_a_stop();
+  EXPECT_TRUE(ranks.pass(21s).back().ends_the_run);
+}
+
 TEST(StallWatch, DoesNotJudgeWhoNeverWroteItsRecord) {
   Watched ranks({in_phase(Phase::start, -1, 0), in_phase(Phase::rendezvous, -1)});
   EXPECT_THAT(ranks.pass(1000s), IsEmpty());

@@ -140,6 +140,24 @@ TEST(BatchNormUpdate, BeginsWithTheEpochAndEndsWithIt) {
   EXPECT_TRUE(at::equal(found.seen.front()[0], tiny_data(30)->get(std::vector<std::int64_t>{0}, {}).input[0]));
 }
 
+TEST(BatchNormUpdate, IsLeftOutByAStopForWhichNobodyWaits) {
+  for (const StopKind kind : {StopKind::program, StopKind::terminate, StopKind::interrupt}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 7, .batch_size = 12}));
+    NormedTask<torch::nn::BatchNorm1d> task;
+    DataLoader data(tiny_data(120), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.on(Stage::step_end, [kind](const StageContext& at) {
+      if (at.state.step == 3) {
+        at.control.request_stop("the test", kind);
+      }
+    });
+    trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.at_end = true, .batch_norm_steps = 5}));
+    trainer.fit(task, data);
+    EXPECT_EQ(task.seen.size(), kind == StopKind::program ? 5U : 0U);
+  }
+}
+
 TEST(BatchNormUpdate, SynchronisedLayersSeeTheWholeBatch) {
   for (const std::int64_t samples : {30, 26}) {  // the last step has two samples: a rank of three has none
     const Statistics one = train<SyncBatchNorm>(1, samples, 3).front();

@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/message_of.h"
@@ -147,6 +148,28 @@ TEST(ExceptionStage, GetsTheTextAndDoesNotHideTheFailure) {
   EXPECT_THAT(train(false), HasSubstr("the first failure"));
   EXPECT_THAT(seen, AllOf(HasSubstr("the first failure"), HasSubstr("after step 3")));
   EXPECT_THAT(train(true), AllOf(HasSubstr("the first failure"), Not(HasSubstr("the second failure"))));
+}
+
+TEST(ExceptionStage, ComesAfterAnExceptionOfAnyType) {
+  World world = World::single(c10::kCPU);
+  const TempDir dir;
+  TrainConfig config = in_memory({});
+  config.run_dir = (dir.path() / "run").string();
+  config.report.jsonl = true;
+  std::string seen;
+  const auto train = [&] {
+    fit(
+        world,
+        [&](Trainer& trainer) {
+          trainer.on(Stage::step_end, [](const StageContext&) { throw 1; });
+          trainer.on(Stage::exception, [&](const StageContext& at) { seen = at.error; });
+        },
+        config);
+  };
+  EXPECT_THROW(train(), int);
+  EXPECT_EQ(seen, "an exception of unknown type");
+  EXPECT_THAT(read_file(real_file_system(), dir.path() / "run" / "events.jsonl"),
+              AllOf(HasSubstr(R"("event":"failure")"), HasSubstr(seen)));
 }
 
 TEST(Log, AddsMetricsToReportsAndValidations) {

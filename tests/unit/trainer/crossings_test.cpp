@@ -1,5 +1,6 @@
 // Features that meet: a rollback, a stop or a resume, and what else a run does at that moment.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -143,6 +144,25 @@ TEST(Crossing, EarlyStoppingWaitsForWhatARollbackRepairs) {
     const CapturedStderr silent;
     const FitResult result = fit(config, task);
     EXPECT_EQ(result.stop, policy == NonFinitePolicy::warn ? StopKind::program : StopKind::none);
+  }
+}
+
+// The spike is found at the report, or at the save before it.
+TEST(Crossing, EarlyStoppingDecidesNothingByStepsThatARollbackLeavesOut) {
+  for (const bool saves : {false, true}) {
+    for (const SpikePolicy policy : {SpikePolicy::rollback, SpikePolicy::warn}) {
+      const TempDir dir;
+      TrainConfig config = in_directory(forty_steps(), dir);
+      config.checkpoint.enabled = saves;
+      config.checkpoint.every_steps = 3;
+      config.spike = {.z_score = 10, .window = 20, .policy = policy};
+      config.early_stop = {.metric = "loss", .patience = 100, .divergence_threshold = 10};
+      BadSteps task({26}, 1e4);
+      CapturedStderr captured;
+      const FitResult result = fit(config, task);
+      EXPECT_EQ(result.stop, policy == SpikePolicy::rollback ? StopKind::none : StopKind::program) << result.why;
+      EXPECT_THAT(captured.text(), HasSubstr("the loss of step 26 is"));
+    }
   }
 }
 
@@ -689,9 +709,9 @@ TEST(Crossing, ASaveWithoutAValueOfTheMonitorIsTold) {
 
 // What a callback has not done of a step would be missing in the resumed run.
 TEST(Crossing, AFailedCallbackLeavesTheLastSave) {
-  for (const Stage stage :
-       {Stage::epoch_start, Stage::step_end, Stage::epoch_end, Stage::report, Stage::epoch_report,
-        Stage::validation_start, Stage::validation_batch_end, Stage::validation_end, Stage::checkpoint_saved}) {
+  for (const Stage stage : {Stage::epoch_start, Stage::step_end, Stage::epoch_end, Stage::report, Stage::epoch_report,
+                            Stage::validation_start, Stage::validation_batch_start, Stage::validation_batch_end,
+                            Stage::validation_end, Stage::checkpoint_saved}) {
     const auto run = [&](const TempDir& dir, std::int64_t fails_at) {
       TrainConfig config = in_directory(in_memory({.max_epochs = 4, .global_batch_size = 12}), dir);
       config.report.every_steps = 4;
@@ -779,6 +799,88 @@ TEST(Crossing, RunAndLoaderAgreeOnTheEpochAfterAResumeWithAnotherGlobalBatch) {
   }
   EXPECT_EQ(resumed.front().first, 1);
   EXPECT_EQ(resumed.back().first, 3);
+}
+
+TEST(Crossing, AnEpochThatIsOverAtTheResumeIsNotInTheMeansOfTheNext) {
+  class StepNumbers final : public TinyTask {
+   public:
+    StepNumbers(const std::int64_t& step, TrainControl control, bool stops)
+        : step_(step), control_(std::move(control)), stops_(stops) {}
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out = TinyTask::training_step(batch);
+      out.metrics.emplace_back("number", at::scalar_tensor(static_cast<double>(step_ + 1)));
+      return out;
+    }
+    StepOutput validation_step(const Batch& batch) override {
+      if (stops_) {
+        control_.request_stop("the test", StopKind::terminate);
+      }
+      return TinyTask::training_step(batch);
+    }
+
+   private:
+    const std::int64_t& step_;
+    TrainControl control_;
+    bool stops_;
+  };
+  const TempDir dir;
+  const auto run = [&](std::int64_t epoch, std::int64_t steps, bool stops) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 0, .max_steps = steps, .global_batch_size = 4}), dir);
+    config.data.steps_per_epoch = epoch;
+    config.report.epoch_means = true;
+    config.validate.every_epochs = 0;
+    config.validate.every_steps = 7;
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TrainControl control;
+    std::int64_t done = stops ? 0 : 7;
+    StepNumbers task(done, control, stops);
+    std::vector<double> means;
+    int validations = 0;
+    Trainer trainer(plan, world, control);
+    trainer.on(Stage::step_end, [&](const StageContext& at) { done = at.state.step; });
+    trainer.on(Stage::validation_end, [&](const StageContext&) { ++validations; });
+    trainer.on(Stage::epoch_report,
+               [&](const StageContext& at) { means.push_back(metric_of(*at.metrics, "epoch_number")); });
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(12), plan.eval_loader, world);
+    trainer.fit(task, data, &validation);
+    return std::pair{means, validations};
+  };
+  const CapturedStderr silent;
+  EXPECT_EQ(run(10, 20, /*stops=*/true).second, 0) << "stopped after 7 steps, in the validation";
+  const auto [means, validations] = run(5, 12, /*stops=*/false);
+  EXPECT_THAT(means, ElementsAre(10)) << "of the steps 8 to 12";
+  EXPECT_EQ(validations, 1) << "the one that was stopped";
+}
+
+TEST(Crossing, AFinishedRunIsFinishedThoughItsTimeIsOver) {
+  const TempDir dir;
+  const auto run = [&] {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 1, .global_batch_size = 12, .max_time_s = 0.05}), dir);
+    BadSteps task({});
+    return fit(config, task,
+               [](Trainer& trainer) {
+                 trainer.on(Stage::validation_end, [](const StageContext&) {
+                   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(60);
+                   while (std::chrono::steady_clock::now() < until) {
+                   }
+                 });
+               })
+        .why;
+  };
+  const CapturedStderr silent;
+  const std::string first = run();
+  EXPECT_THAT(run(), HasSubstr("nothing to do: this run is finished")) << first;
+}
+
+TEST(Crossing, TheTimeOfTheRunDoesNotEndTheRangeTest) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 12, .max_time_s = 1e-6});
+  const Plan plan = plan_for(1, config);
+  BadSteps task({});
+  DataLoader data(tiny_data(60), plan.loader, world);
+  EXPECT_EQ(find_lr(plan, world, task, data, {.steps = 20, .stop_factor = 0}).lrs.size(), 20U);
 }
 
 /// 30 samples. Four are not finite, or are their neighbours, by which a run with data.check_finite replaces them.
@@ -1009,7 +1111,8 @@ TEST(Crossing, WeightsOnlyOfAScheduleFreeOptimizerAreThoseThatItEvaluates) {
 }
 
 TEST(Crossing, AValidationInACallbackEvaluatesTheWeightsOfTheFitsOwnValidations) {
-  for (const Stage stage : {Stage::validation_batch_end, Stage::validation_end, Stage::fit_end}) {
+  for (const Stage stage :
+       {Stage::validation_batch_start, Stage::validation_batch_end, Stage::validation_end, Stage::fit_end}) {
     World world = World::single(c10::kCPU);
     const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .global_batch_size = 12}));
     BadSteps task({}, 1, schedule_free_adamw({.lr = 0.05}));

@@ -35,9 +35,25 @@ using testing::Pair;
 using testing::SizeIs;
 
 /// Predicts too.
-class Predicting final : public TinyTask {
+class Predicting : public TinyTask {
  public:
   NamedTensors predict_step(const Batch& batch) override { return {{"y", net_(batch.input)}}; }
+};
+
+/// The order of the calls of the task and of its callbacks.
+class Ordered final : public Predicting {
+ public:
+  StepOutput validation_step(const Batch& batch) override { return ran(TinyTask::validation_step(batch)); }
+  StepOutput test_step(const Batch& batch) override { return ran(TinyTask::training_step(batch)); }
+  NamedTensors predict_step(const Batch& batch) override { return ran(Predicting::predict_step(batch)); }
+  std::string order;
+
+ private:
+  template <class Output>
+  Output ran(Output output) {
+    order += '.';
+    return output;
+  }
 };
 
 Plan plan_of(const World& world, TrainConfig config = in_memory({})) {
@@ -49,18 +65,20 @@ Plan plan_of(const World& world, TrainConfig config = in_memory({})) {
 struct Loop {
   const char* name;
   Stage start;
+  Stage batch_start;
   Stage batch_end;
   Stage end;
   std::function<void(Trainer&, Task&, BatchSource&)> run;
 };
 
 std::vector<Loop> loops() {
-  return {{"validate", Stage::validation_start, Stage::validation_batch_end, Stage::validation_end,
-           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.validate(task, data); }},
-          {"test", Stage::test_start, Stage::test_batch_end, Stage::test_end,
-           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.test(task, data); }},
-          {"predict", Stage::predict_start, Stage::predict_batch_end, Stage::predict_end,
-           [](Trainer& trainer, Task& task, BatchSource& data) { trainer.predict(task, data); }}};
+  return {
+      {"validate", Stage::validation_start, Stage::validation_batch_start, Stage::validation_batch_end,
+       Stage::validation_end, [](Trainer& trainer, Task& task, BatchSource& data) { trainer.validate(task, data); }},
+      {"test", Stage::test_start, Stage::test_batch_start, Stage::test_batch_end, Stage::test_end,
+       [](Trainer& trainer, Task& task, BatchSource& data) { trainer.test(task, data); }},
+      {"predict", Stage::predict_start, Stage::predict_batch_start, Stage::predict_batch_end, Stage::predict_end,
+       [](Trainer& trainer, Task& task, BatchSource& data) { trainer.predict(task, data); }}};
 }
 
 TEST(EvaluationStages, AreCalledOutsideOfAFit) {
@@ -97,6 +115,41 @@ TEST(EvaluationStages, AreCalledOutsideOfAFit) {
         EXPECT_EQ(samples.item<std::int64_t>(), 14) << loop.name << " on " << ranks;
         if (world.is_main()) {
           EXPECT_EQ(order, "<b><b>") << loop.name << " on " << ranks;
+        }
+      });
+    }
+  }
+}
+
+TEST(EvaluationStages, SurroundEachBatch) {
+  for (const Loop& loop : loops()) {
+    for (const int ranks : {1, 2, 4}) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_of(world);
+        Ordered task;
+        DataLoader data(tiny_data(7), plan.eval_loader, world);
+        const Batch* begun = nullptr;
+        std::int64_t number = 0;
+        Trainer trainer(plan, world);
+        trainer
+            .on(loop.batch_start,
+                [&](const StageContext& at) {
+                  task.order += '(';
+                  begun = at.batch;
+                  EXPECT_GT(at.batch->samples, 0);
+                  EXPECT_EQ(at.batch_number, ++number);
+                  EXPECT_EQ(at.output, nullptr);
+                  EXPECT_EQ(at.results, nullptr);
+                  EXPECT_FALSE(at.module.is_training());
+                })
+            .on(loop.batch_end, [&](const StageContext& at) {
+              task.order += ')';
+              EXPECT_EQ(at.batch, begun);
+              EXPECT_EQ(at.batch_number, number);
+            });
+        loop.run(trainer, task, data);
+        if (world.is_main()) {
+          EXPECT_EQ(task.order, "(.)(.)") << loop.name << " on " << ranks;
         }
       });
     }
@@ -140,12 +193,18 @@ TEST(EvaluationStages, SeeTheBatchesOfAValidationInAFit) {
       auto samples = at::zeros({}, at::kLong);
       std::vector<std::int64_t> numbers;
       Trainer trainer(plan, world);
+      std::int64_t starts = 0;
+      trainer.on(Stage::validation_batch_start, [&](const StageContext& at) {
+        ++starts;
+        EXPECT_NE(at.strategy, nullptr);
+      });
       trainer.on(Stage::validation_batch_end, [&](const StageContext& at) {
         samples += at.batch->samples;
         numbers.push_back(at.batch_number);
         EXPECT_NE(at.strategy, nullptr);
       });
       trainer.fit(task, train, &validation);
+      EXPECT_EQ(starts, std::ssize(numbers));
       world.all_reduce(samples, Reduce::sum);
       EXPECT_EQ(samples.item<std::int64_t>(), 14);
       if (world.is_main()) {
@@ -306,17 +365,20 @@ TEST(EvaluationStages, DoNotCallACallbackInsideOfItself) {
   }
 }
 
-TEST(EvaluationStages, LogNothingAtTheEndOfABatch) {
+TEST(EvaluationStages, LogNothingAtTheStartAndTheEndOfABatch) {
   World world = World::single(c10::kCPU);
   const Plan plan = plan_of(world, in_memory({.max_epochs = 1}));
   TinyTask task;
   DataLoader train(tiny_data(8), plan.loader, world);
   DataLoader data(tiny_data(7), plan.eval_loader, world);
-  Trainer trainer(plan, world);
-  trainer.on(Stage::validation_batch_end, [](const StageContext& at) { at.log("x", 1); });
-  for (const auto& run : {std::function<void()>([&] { trainer.validate(task, data); }),
-                          std::function<void()>([&] { trainer.fit(task, train, &data); })}) {
-    EXPECT_THAT(message_of(run), HasSubstr("nothing can be logged at validation_batch_end"));
+  for (const auto& [stage, name] : {std::pair{Stage::validation_batch_start, "validation_batch_start"},
+                                    std::pair{Stage::validation_batch_end, "validation_batch_end"}}) {
+    Trainer trainer(plan, world);
+    trainer.on(stage, [](const StageContext& at) { at.log("x", 1); });
+    for (const auto& run : {std::function<void()>([&] { trainer.validate(task, data); }),
+                            std::function<void()>([&] { trainer.fit(task, train, &data); })}) {
+      EXPECT_THAT(message_of(run), HasSubstr(std::string("nothing can be logged at ") + name));
+    }
   }
 }
 
@@ -426,19 +488,22 @@ TEST(OnOptions, RefuseTimesThatNoRankAgreesOn) {
   EXPECT_THAT(refuse(Stage::step_end, {.every = 2, .every_s = 1}), HasSubstr("every_s together with every"));
   EXPECT_THAT(refuse(Stage::step_end, {.every_s = 1, .is_light = true}), HasSubstr("leave out is_light"));
   EXPECT_THAT(refuse(Stage::step_start, {.every_s = 1}), HasSubstr("inside a step or a loop"));
+  EXPECT_THAT(refuse(Stage::predict_batch_start, {.every_s = 1}), HasSubstr("inside a step or a loop"));
   EXPECT_EQ(refuse(Stage::step_end, {.every_s = 1}), "no error");
 }
 
-TEST(OnOptions, CountBatchesAtTheirEnds) {
+TEST(OnOptions, CountBatchesAtTheirStartsAndEnds) {
   World world = World::single(c10::kCPU);
   const Plan plan = plan_of(world);
   TinyTask task;
   DataLoader data(tiny_data(20), plan.eval_loader, world);
-  std::vector<std::int64_t> numbers;
-  Trainer trainer(plan, world);
-  trainer.on(Stage::test_batch_end, [&](const StageContext& at) { numbers.push_back(at.batch_number); }, {.every = 2});
-  trainer.test(task, data);
-  EXPECT_THAT(numbers, ElementsAre(2, 4));
+  for (const Stage stage : {Stage::test_batch_start, Stage::test_batch_end}) {
+    std::vector<std::int64_t> numbers;
+    Trainer trainer(plan, world);
+    trainer.on(stage, [&](const StageContext& at) { numbers.push_back(at.batch_number); }, {.every = 2});
+    trainer.test(task, data);
+    EXPECT_THAT(numbers, ElementsAre(2, 4));
+  }
 }
 
 TEST(OnCommand, RefusesWordsThatCannotBeGiven) {

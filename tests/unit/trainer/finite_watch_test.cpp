@@ -305,7 +305,9 @@ TEST(NonFinitePolicy, SkipLeavesModelAndOptimizerAsTheyWereOnAllRanks) {
               .fit(task, data);
           EXPECT_THAT(unchanged, ElementsAre(5)) << name << ", " << ranks << " ranks, sharded " << sharded;
         });
-        EXPECT_THAT(read_text(dir.path() / "run/events.jsonl"), HasSubstr("\"skipped\""));
+        EXPECT_THAT(read_text(dir.path() / "run/events.jsonl"),
+                    AllOf(HasSubstr("\"skipped\""), HasSubstr("\"steps\":1,\"first\":4,\"last\":4,\"loss_step\":4"),
+                          HasSubstr(fmt::format("\"rank\":{},\"samples\":\"", ranks - 1))));
         EXPECT_THAT(checkpoints(dir.path() / "run"), ElementsAre("step-0000000010", "step-0000000012"));
       }
     }
@@ -377,6 +379,59 @@ TEST(FiniteWatch, ForgetsWhatItTold) {
   EXPECT_EQ(watch.look(task.module(), world)->text(),
             "the loss of step 10 is not finite on rank 0; all parameters are finite")
       << "a stream has no ids";
+}
+
+TEST(FiniteWatch, TellsWhichStepsWereSkipped) {
+  World world = World::single(c10::Device(c10::kCPU));
+  TinyTask task;
+  FiniteWatch watch;
+  const auto add = [&](std::int64_t step, double loss, bool skipped, const StepBatches& batches = {}) {
+    watch.add(step, {.loss = at::full({}, loss), .skipped = at::full({}, skipped ? 1.0 : 0.0)}, batches);
+  };
+  std::vector<Batch> micro(1);
+  micro[0].ids = {4, 0, 7};
+  add(3, 1, false);
+  add(4, 1, true);
+  add(5, kNan, true, {.micro = micro});
+  add(6, 1, false);
+  EXPECT_FALSE(watch.look(task.module(), world));
+  EXPECT_EQ(watch.skipped().text(),
+            "2 steps from 4 to 5 were skipped since the last report: the loss of step 5 is not finite on rank 0 "
+            "(samples 4, 0, 7)");
+  add(7, 1, true);
+  EXPECT_FALSE(watch.look(task.module(), world));
+  EXPECT_EQ(watch.skipped().text(), "step 7 was skipped since the last report: a gradient was not finite");
+  for (std::int64_t step = 8; step < 1008; ++step) {  // more than are kept one by one
+    add(step, step == 300 ? kNan : 1, step == 20 || step == 300 || step == 900);
+  }
+  EXPECT_FALSE(watch.look(task.module(), world));
+  EXPECT_EQ(watch.skipped().text(),
+            "3 steps from 20 to 900 were skipped since the last report: the loss of step 300 is not finite on rank 0");
+  EXPECT_FALSE(watch.look(task.module(), world));
+  EXPECT_EQ(watch.skipped().count, 0);
+}
+
+TEST(FiniteWatch, NamesTheRankOfASkippedLoss) {
+  for (const int bad : {0, 1, 2}) {
+    thread_world(3, [&](World& world) {
+      TinyTask task;
+      FiniteWatch watch;
+      std::vector<Batch> micro(1);
+      micro[0].ids = {world.rank()};
+      for (std::int64_t step = 0; step < 3; ++step) {
+        const double loss = step == 1 && world.rank() >= bad ? kNan : 1;
+        watch.add(step, {.loss = at::full({}, loss), .skipped = at::full({}, step == 1 ? 1.0 : 0.0)}, {.micro = micro});
+      }
+      EXPECT_FALSE(watch.look(task.module(), world));
+      const SkippedSteps& skipped = watch.skipped();
+      EXPECT_EQ(skipped.count, 1);
+      EXPECT_EQ(skipped.first, 1);
+      EXPECT_EQ(skipped.last, 1);
+      ASSERT_TRUE(skipped.loss);
+      EXPECT_EQ(skipped.loss->rank, bad);
+      EXPECT_EQ(skipped.loss->samples, std::to_string(bad));
+    });
+  }
 }
 
 }  // namespace

@@ -166,6 +166,21 @@ TEST_F(InitWeights, TakeTheDtypeOfTheRun) {
   }
 }
 
+// As DistributedDataParallel writes them.
+TEST_F(InitWeights, TakeTheDtypeOfTheRunUnderOtherNamesToo) {
+  save_tensors(path("weights.safetensors"),
+               {{"module.weight", at::full({1, 4}, 0.1, at::kHalf)}, {"module.bias", at::full({1}, 0.2, at::kHalf)}});
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config("", path("weights.safetensors"), 1));
+  FilledTask task(0.25);
+  DataLoader data(tiny_data(60), plan.loader, world);
+  at::Tensor bias;
+  Trainer trainer(plan, world);
+  trainer.on(Stage::fit_start, [&](const StageContext&) { bias = task.module().parameters().at(1).detach().clone(); });
+  trainer.fit(task, data);
+  EXPECT_TRUE(at::equal(bias, at::full({1}, 0.2, at::kHalf).to(at::kFloat)));
+}
+
 TEST_F(InitWeights, ThatDoNotFitAreRefused) {
   const auto message = [&](const TrainConfig& of_run) { return message_of<CheckpointError>([&] { train(of_run); }); };
   save_tensors(path("other.safetensors"), {{"fc.weight", at::ones({1, 4})}});

@@ -379,6 +379,25 @@ TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
   EXPECT_THAT(captured.text(), HasSubstr("cannot write the trace "));
 }
 
+// Another callback fails at Stage::exception, so that the profiler does not hear of the end.
+TEST(Profiler, MayEndItsRecordingInAnotherThreadThanTheFit) {
+  const TempDir dir;
+  auto profiler = std::make_shared<Profiler>(ProfilerOptions{.first_step = 1, .steps = 5, .directory = dir.path()});
+  const auto train = [&] {
+    reports(1, monitored(8), [&](Trainer& trainer) {
+      trainer.on(Stage::step_end | Stage::exception, [](const StageContext& at) {
+        if (at.state.step == 3) {
+          throw Error("the first failure");
+        }
+      });
+      trainer.add(profiler);
+    });
+  };
+  EXPECT_THAT(message_of(train), HasSubstr("the first failure"));
+  EXPECT_EQ(profiler.use_count(), 1);
+  profiler.reset();
+}
+
 TEST(Profiler, LeavesNoFileAfterATrial) {
   const TempDir dir;
   TrainConfig config = monitored(8);

@@ -291,6 +291,36 @@ TEST_P(Numerics, AreSetInEveryLoopAndRestored) {
   }
 }
 
+TEST(NumericsScope, LeavesPrecisionsThatTheProgramSetsPerBackend) {
+  at::Context& context = at::globalContext();
+  const auto set = [&] {
+    context.setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32);
+  };
+  const auto fit_with = [](TrainConfig config, const std::function<void()>& at_start) {
+    config.max_epochs = 1;
+    config.batch_size = 8;
+    Session session = Session::single(in_memory(config));
+    DataLoader data(tiny_data(32), session.plan.loader, session.world);
+    TinyTask task;
+    Trainer(session).on(Stage::fit_start, [&](const StageContext&) { at_start(); }).fit(task, data);
+  };
+  const TrainConfig deterministic{.deterministic = Determinism::warn};
+  fit_with(deterministic, set);  // in a callback
+  EXPECT_ANY_THROW(context.float32MatmulPrecision());
+  fit_with(deterministic, [] {});  // before a fit
+  EXPECT_FALSE(context.deterministicAlgorithms());
+  EXPECT_EQ(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL), at::Float32Precision::TF32);
+  const TrainConfig high{.matmul_precision = MatmulPrecision::high};
+  EXPECT_THAT(message_of<ConfigError>([&] { fit_with(high, [] {}); }),
+              testing::HasSubstr("setFloat32Precision(): lockstep could not restore both"));
+  context.setFloat32MatmulPrecision("highest");
+  fit_with(high, [&] {  // the end of the fit calls no getter that throws
+    context.setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, at::Float32Precision::BF16);
+    EXPECT_ANY_THROW(context.float32MatmulPrecision());
+  });
+  EXPECT_EQ(context.float32MatmulPrecision(), at::Float32MatmulPrecision::HIGHEST);
+}
+
 TEST(LrScaling, FollowsTheGlobalBatch) {
   const auto rate = [](LrScaling scaling, std::int64_t batch, std::int64_t reference) {
     double lr = 0;

@@ -17,8 +17,11 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/combined_loader.h>
+#include <lockstep/data/stream.h>
+#include <lockstep/sampling/epoch_order.h>
 #include <lockstep/tensor/named_tensors.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -178,8 +181,11 @@ TEST(Predict, OfAStreamIsInTheOrderOfItsSteps) {
    public:
     NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input}}; }
   };
-  const std::vector<std::vector<std::int64_t>> orders{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, {0, 2, 4, 1, 3, 5, 6, 8, 7, 9}};
-  for (const int ranks : {1, 2}) {
+  const std::vector<std::vector<std::int64_t>> orders{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9},
+                                                      {0, 2, 4, 1, 3, 5, 6, 8, 7, 9},
+                                                      {0, 3, 6, 1, 4, 7, 2, 5, 8, 9},
+                                                      {0, 4, 8, 1, 5, 9, 2, 6, 3, 7}};
+  for (const int ranks : {1, 2, 3, 4}) {
     const TempDir dir;
     thread_world(ranks, [&](World& world) {
       const auto numbers = [](std::int64_t, int rank, int world_size) -> SampleSource {
@@ -199,6 +205,36 @@ TEST(Predict, OfAStreamIsInTheOrderOfItsSteps) {
         ASSERT_EQ(found.size(), 1U);
         EXPECT_TRUE(found[0].second.equal(order)) << found[0].second;
         EXPECT_TRUE(load_predictions(dir.path() / "out").at(0).second.equal(order));
+      }
+    });
+  }
+}
+
+TEST(Predict, OfAWeightedOrderHasARowForEachDraw) {
+  std::vector<double> weights(23);
+  std::iota(weights.begin(), weights.end(), 1.0);
+  const auto order = weighted_order(weights, {.samples = 29});
+  std::vector<std::int64_t> drawn(29);
+  order->fill({.seed = prediction_plan(1).eval_loader.seed}, 0, drawn);
+  std::ranges::sort(drawn);
+  ASSERT_NE(std::ranges::adjacent_find(drawn), drawn.end()) << "a sample is drawn twice";
+  Predictor alone;
+  alone.module().eval();
+  const at::NoGradGuard no_grad;
+  NamedTensors wanted = alone.predict_step(tiny_data(23)->get(drawn, {}));
+  wanted.insert(wanted.begin(), {"ids", at::tensor(drawn)});
+  for (const int ranks : {1, 2, 3, 4}) {
+    const TempDir dir;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = prediction_plan(ranks);
+      Predictor task;
+      DataLoader data(tiny_data(23), plan.eval_loader, world, order);
+      Trainer trainer(plan, world);
+      const NamedTensors found = trainer.predict(task, data);
+      trainer.predict(task, data, dir.path() / "out", 2);
+      if (world.is_main()) {
+        expect_same(found, wanted);
+        expect_same(load_predictions(dir.path() / "out"), wanted);
       }
     });
   }
@@ -233,6 +269,67 @@ TEST(Predict, KeepsTheLoadersOfACombinedLoaderApart) {
         }
       }
     });
+  }
+}
+
+// With three ranks the first step is a part of a step.
+TEST(Predict, OfACombinedLoaderContinuesWithMoreRanks) {
+  class Failing final : public TinyTask {
+   public:
+    explicit Failing(int fails_at) : fails_at_(fails_at) {}
+    NamedTensors predict_step(const Batch& batch) override {
+      if (++calls_ == fails_at_) {
+        throw Error("the power is gone");
+      }
+      return {{"x", batch.input.select(1, 0)}};
+    }
+
+   private:
+    int fails_at_;
+    int calls_ = 0;
+  };
+  const TempDir dir;
+  const auto predict = [&](int ranks, int fails_at) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = prediction_plan(ranks);
+      DataLoader first(tiny_data(31), plan.eval_loader, world);
+      DataLoader second(tiny_data(23), plan.eval_loader, world);
+      CombinedLoader both({&first, &second}, CombineMode::max_size);
+      Failing task(fails_at);
+      Trainer(plan, world).predict(task, both, dir.path() / "out", /*every_steps=*/1);
+    });
+  };
+  EXPECT_THAT(message_of([&] { predict(1, 3); }), HasSubstr("the power is gone"));
+  const CapturedStderr silent;
+  predict(3, 0);
+  const NamedTensors found = load_predictions(dir.path() / "out");
+  EXPECT_TRUE(tensor_of(found, "ids").equal(at::cat({at::arange(31), at::arange(23)})));
+  EXPECT_TRUE(tensor_of(found, "loaders").equal(at::cat({at::zeros({31}, at::kLong), at::ones({23}, at::kLong)})));
+}
+
+TEST(Predict, OfADataSetAndAStreamHasTheStepsOfTheStream) {
+  class Echo final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input.select(1, 0)}}; }
+  };
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  DataLoader first(tiny_data(4), plan.eval_loader, world);
+  const auto sevens = [](std::int64_t, int, int) -> SampleSource {
+    return
+        [n = 0]() mutable { return n++ < 4 ? std::optional<Batch>(Batch{.input = at::full({2}, 7.0)}) : std::nullopt; };
+  };
+  DataLoader second(sample_stream(sevens), plan.eval_loader, world);
+  CombinedLoader both({&first, &second}, CombineMode::sequential);
+  Echo task;
+  Trainer trainer(plan, world);
+  const NamedTensors found = trainer.predict(task, both);
+  trainer.predict(task, both, dir.path() / "out", /*every_steps=*/1);
+  for (const NamedTensors& results : {found, load_predictions(dir.path() / "out")}) {
+    EXPECT_TRUE(tensor_of(results, "ids").equal(at::tensor({0, 1, 2, 3, 2, 2, 2, 3}, at::kLong)))
+        << tensor_of(results, "ids");
+    EXPECT_TRUE(tensor_of(results, "x").narrow(0, 4, 4).equal(at::full({4}, 7.0)));
   }
 }
 

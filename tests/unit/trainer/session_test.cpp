@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/variables.h>
+#include <lockstep/run.h>
 #include <lockstep/trainer/trainer.h>
 
 #include "support/captured_stderr.h"
@@ -56,6 +57,12 @@ TEST(Session, StartsOverWhereItIsAskedTo) {
   EXPECT_EQ(steps_of_a_run(), 4);
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "run.1")) << "the old run";
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "run.2")) << "once per session";
+}
+
+TEST(Run, RefusesAnEmptyArgv) {
+  CapturedStderr captured;
+  EXPECT_EQ(run({}, 0, nullptr, [](Session&) { ADD_FAILURE() << "the worker was called"; }), 2);
+  EXPECT_THAT(captured.text(), HasSubstr("lockstep::run: argv is empty"));
 }
 
 // What a program starts later would take them for a launcher's.

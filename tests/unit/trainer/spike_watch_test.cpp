@@ -22,6 +22,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
@@ -117,9 +118,24 @@ TEST(SpikeWatch, IsTheSameOnEveryRankAndNamesTheSamples) {
       EXPECT_EQ(spike->name, "loss");
       EXPECT_EQ(spike->ids.size(), std::min(ranks, 2));
       EXPECT_EQ(spike->ids.front(), 150);
+      EXPECT_EQ(spike->rank, ranks == 1 ? std::nullopt : std::optional(0)) << "of one rank there is nothing to say";
       EXPECT_FALSE(watch.look(world)) << "nothing is new";
     });
   }
+}
+
+TEST(SpikeWatch, NamesNoRankIfSeveralHaveTheSpike) {
+  thread_world(3, [](World& world) {
+    SpikeWatch watch({.z_score = 4, .window = 10});
+    for (std::int64_t step = 0; step < 20; ++step) {
+      const double loss = step == 15 && world.rank() > 0 ? 50 : 1 + 0.1 * static_cast<double>(step % 3);
+      watch.add(step, {.loss = at::scalar_tensor(loss)}, {.local_samples = 1, .global_samples = 3});
+    }
+    const auto spike = watch.look(world);
+    ASSERT_TRUE(spike);
+    EXPECT_EQ(spike->step, 15);
+    EXPECT_FALSE(spike->rank);
+  });
 }
 
 TEST(SpikeWatch, WeighsLossesByTheirCounts) {
@@ -140,6 +156,7 @@ TEST(SpikeWatch, WeighsLossesByTheirCounts) {
       ASSERT_TRUE(spike);
       EXPECT_EQ(spike->step, 15);
       EXPECT_NEAR(spike->value, 31, 1e-5);
+      EXPECT_EQ(spike->rank, ranks == 1 ? std::nullopt : std::optional(1));
     });
   }
 }
@@ -881,7 +898,8 @@ TEST(NonFiniteSkip, LooksAtTheLossBeforeTheUpdate) {
       TrainConfig config = spiking_config(SpikePolicy::warn);
       config.optim.non_finite = NonFinitePolicy::skip;
       for (const double bad : {std::nan(""), HUGE_VAL}) {
-        expect_left_out(ranks, config, {.added = bad, .counts = counts}, "a step was skipped");
+        expect_left_out(ranks, config, {.added = bad, .counts = counts},
+                        "step 27 was skipped since the last report: the loss of step 27 is not finite");
       }
     }
   }
@@ -914,7 +932,7 @@ TEST(NonFiniteSkip, OfTheFirstOfTwoOptimizersIsNoFailure) {
       return state_after(ranks, config, [&](const World&) { return std::make_unique<TwoPartsTask>(options); });
     };
     const NamedTensors skipped = run({.which = 0, .added = std::nan("")});
-    EXPECT_THAT(captured.text(), HasSubstr("a step was skipped"));
+    EXPECT_THAT(captured.text(), HasSubstr("step 27 was skipped since the last report: "));
     EXPECT_TRUE(are_equal(skipped, run({.which = 0, .pauses = true}))) << ranks << " ranks";
     EXPECT_FALSE(are_equal(skipped, run({}))) << "the control";
   }
@@ -1064,6 +1082,32 @@ TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
       EXPECT_EQ(largest_difference(found, expected), 0) << ranks << " ranks" << (shard ? ", sharded" : "");
       EXPECT_GT(largest_difference(found, weights_after(ranks, config, {})), 0) << "the control";
     }
+  }
+}
+
+// With three ranks, one has no parameter of its own.
+TEST(Rollback, KeepsARateThatACallbackWroteBeforeOnAllRanks) {
+  for (const bool shard : {false, true}) {
+    TrainConfig config = spiking_config(SpikePolicy::rollback);
+    config.dist.shard_optimizer = shard;
+    const CapturedStderr silent;
+    thread_world(3, [&](World& world) {
+      const Plan plan = plan_for(3, config);
+      SpikingTask task;
+      task.bad_steps = {27};
+      DataLoader data(tiny_data(60), plan.loader, world);
+      Trainer trainer(plan, world);
+      trainer.on(Stage::report, [](const StageContext& at) {
+        if (at.state.step == 10) {
+          auto& options = at.strategy->optimizer().torch_optimizer().param_groups().front().options();
+          options.set_lr(options.get_lr() / 2);
+        }
+      });
+      double lr = 0;
+      trainer.on(Stage::step_end, [&](const StageContext& at) { lr = at.step.lr; });
+      trainer.fit(task, data);
+      EXPECT_DOUBLE_EQ(lr, 0.025) << "rank " << world.rank();
+    });
   }
 }
 

@@ -1,4 +1,7 @@
 // What a task may do in a step, and what it may return.
+#include <atomic>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +20,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/metrics/classification.h>
+#include <lockstep/optim/optimizers.h>
 
 #include "support/at_stage.h"
 #include "support/message_of.h"
@@ -24,6 +28,7 @@
 #include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -298,6 +303,36 @@ TEST(Fit, TrainsUnderANoGradGuardAndNotInInferenceMode) {
   EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }), HasSubstr("inference mode"));
 }
 
+TEST(Fit, TrainsTheSameAfterALoopInInferenceMode) {
+  class Predicting final : public TinyTask {
+    NamedTensors predict_step(const Batch& batch) override { return {{"output", net_(batch.input)}}; }
+  };
+  using Loop = std::function<void(Trainer&, Task&, BatchSource&)>;
+  const std::vector<std::pair<const char*, Loop>> loops{
+      {"validate", [](Trainer& trainer, Task& task, BatchSource& data) { trainer.validate(task, data); }},
+      {"test", [](Trainer& trainer, Task& task, BatchSource& data) { trainer.test(task, data); }},
+      {"predict", [](Trainer& trainer, Task& task, BatchSource& data) { trainer.predict(task, data); }}};
+  for (const Precision precision : {Precision::fp32, Precision::fp64, Precision::bf16}) {
+    TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 4});
+    config.precision = precision;
+    TinyTask reference;
+    fit_alone(reference, config);
+    Session session = Session::single(config);
+    DataLoader data(tiny_data(8), session.plan.eval_loader, session.world);
+    for (const auto& [name, loop] : loops) {
+      Predicting task;
+      Trainer trainer(session);
+      {
+        const c10::InferenceMode inference;
+        loop(trainer, task, data);
+      }
+      fit_alone(task, config);
+      EXPECT_TRUE(are_equal(weights_of(task), weights_of(reference)))
+          << name << " with precision " << static_cast<int>(precision);
+    }
+  }
+}
+
 /// Two losses of one step with names of their own, and a metric of every second step.
 class Sometimes final : public TinyTask {
  public:
@@ -362,6 +397,44 @@ TEST(Step, KnowsTheProgressOfTheRun) {
   }
   EXPECT_THAT(task.seen,
               ElementsAre(ElementsAre(0, 0, 0), ElementsAre(1, 0, 4), ElementsAre(2, 1, 8), ElementsAre(3, 1, 12)));
+}
+
+/// What each rank begins in one of the steps 4 to 15: reductions of gradients, and messages through World.
+double collectives_per_step(int ranks, TrainConfig config) {
+  config.batch_size = 2;
+  config.max_steps = 15;
+  const Plan plan = plan_for(ranks, in_memory(config));
+  std::atomic<std::uint64_t> sum = 0;
+  thread_world(ranks, [&](World& world) {
+    std::uint64_t before = 0;
+    TinyTask task(adamw({.lr = 0.01}));
+    DataLoader data(tiny_data(1024), plan.loader, world);
+    Trainer trainer(plan, world);
+    const auto count = [&](const StageContext& at) {
+      const std::uint64_t now = view(WorldAccess::progress(world)).collectives;
+      if (at.state.step == 3) {
+        before = now;
+      } else if (at.state.step == 15) {
+        sum += now - before;
+      }
+    };
+    trainer.on(Stage::step_end, count, {.is_light = true});
+    trainer.fit(task, data);
+  });
+  return static_cast<double>(sum) / (12.0 * ranks);
+}
+
+TEST(Step, CommunicatesNothingButItsGradients) {
+  for (const int ranks : {2, 3}) {
+    EXPECT_EQ(collectives_per_step(ranks, {.report = {.every_steps = 0}}), 1);
+    EXPECT_EQ(collectives_per_step(ranks, {.accumulation = 3, .report = {.every_steps = 0}}), 1);
+    EXPECT_EQ(collectives_per_step(ranks, {.max_time_s = 1e6,
+                                           .optim = {.max_grad_norm = 1, .non_finite = NonFinitePolicy::skip},
+                                           .validate = {.every_s = 1e6},
+                                           .report = {.every_steps = 0, .every_s = 1e6}}),
+              1);
+    EXPECT_GT(collectives_per_step(ranks, {.report = {.every_steps = 4}}), 1) << "the control: three reports";
+  }
 }
 
 }  // namespace

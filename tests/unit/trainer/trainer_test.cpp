@@ -131,7 +131,7 @@ class CountingTask final : public TinyTask {
   metrics::SumMetric positive_{};
 };
 
-TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
+TEST(Trainer, ValidatesAndTestsExactlyAtAnyNumberOfRanks) {
   constexpr std::int64_t kSamples = 23;  // neither ranks nor batches divide it
   const at::Tensor x = at::sin(at::arange(kSamples * 4, at::kDouble) * 0.37).view({kSamples, 4});
   const std::shared_ptr<Dataset> samples = tensor_dataset(x, x.sum(1, true));
@@ -170,8 +170,10 @@ TEST(Trainer, ValidatesExactlyAtAnyNumberOfRanks) {
         const Plan plan = plan_for(ranks, in_memory({.precision = Precision::fp64, .batch_size = 2}));
         CountingTask task;
         DataLoader data = c.data(plan, world);
-        const Metrics metrics = Trainer(plan, world).validate(task, data);
+        Trainer trainer(plan, world);
+        const Metrics metrics = trainer.validate(task, data);
         ASSERT_TRUE(task.module().is_training());
+        ASSERT_EQ(trainer.test(task, data), metrics) << "of the same epoch, by validation_step()";
         if (world.is_main()) {
           found = {metrics.begin(), metrics.end()};
         }
@@ -378,6 +380,30 @@ TEST(Trainer, StopsBeforeTheEndOfTheJobWhileARankWaitsForData) {
       EXPECT_LE(result.state.step, 3);
     });
   }
+}
+
+TEST(TimeLimit, OfTheProgramWorksInAJobThatEndsLater) {
+  Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 1'000'000'000, .batch_size = 4}));
+  plan.facts.job_end = TimeLimit::Clock::now() + std::chrono::hours(1);
+  World world = World::single(c10::kCPU);
+  TinyTask task;
+  DataLoader data(tiny_data(16), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<TimeLimit>(TimeLimit::Clock::now() + std::chrono::milliseconds(200)));
+  EXPECT_EQ(trainer.fit(task, data).stop, StopKind::terminate);
+}
+
+TEST(Trainer, StopsAtATimeThatTheProgramGaveBeforeTheFit) {
+  Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 1'000'000'000, .batch_size = 4}));
+  plan.facts.job_end = TimeLimit::Clock::now() + std::chrono::hours(1);
+  World world = World::single(c10::kCPU);
+  TrainControl control;
+  control.request_stop_at(TimeLimit::Clock::now() + std::chrono::milliseconds(200), "the budget is used");
+  TinyTask task;
+  DataLoader data(tiny_data(16), plan.loader, world);
+  const FitResult result = Trainer(plan, world, control).fit(task, data);
+  EXPECT_EQ(result.stop, StopKind::program);
+  EXPECT_THAT(result.why, HasSubstr("the budget is used"));
 }
 
 // The slowest step and save so far decide how early the limit acts.

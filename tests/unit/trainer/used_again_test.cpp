@@ -125,6 +125,39 @@ TEST(UsedAgain, AFitAfterAFailedOneHasWholeEpochs) {
   EXPECT_EQ(result.state.samples, 192);
 }
 
+// The validation after step 5 is done again, and compared with what was known after step 3.
+TEST(UsedAgain, AFitThatResumesAfterAFailureHasTheCallbacksOfTheCheckpoint) {
+  class FailsOnce final : public TinyTask {
+   public:
+    FailsOnce() : TinyTask(sgd({.lr = 0.01})) {}
+    StepOutput training_step(const Batch& batch) override {
+      if (++steps == 6) {
+        throw std::runtime_error("once");
+      }
+      return TinyTask::training_step(batch);
+    }
+    StepOutput validation_step(const Batch& batch) override { return TinyTask::training_step(batch); }
+    int steps = 0;
+  };
+  const TempDir dir;
+  TrainConfig config = in_memory({.max_epochs = 3, .batch_size = 4});
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  config.checkpoint.every_steps = 3;
+  config.checkpoint.every_epochs = 0;
+  const Plan plan = plan_for(1, config);
+  World world = World::single(at::kCPU);
+  FailsOnce task;
+  DataLoader data(tiny_data(20), plan.loader, world);
+  DataLoader validation(tiny_data(20), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.metric = "val_loss", .patience = 1}));
+  EXPECT_THROW(trainer.fit(task, data, &validation), std::runtime_error);
+  const FitResult result = trainer.fit(task, data, &validation);
+  EXPECT_EQ(result.stop, StopKind::none) << result.why;
+  EXPECT_EQ(result.state.step, 15);
+}
+
 // As in a cross-validation with one callback for all folds.
 TEST(UsedAgain, CallbacksBeginEachTrainingAnew) {
   struct Outcome {

@@ -6,12 +6,15 @@
 #include <limits>
 #include <thread>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/environment/identity.h>
+#include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
 #include "failure/deadlines.h"
@@ -38,6 +41,14 @@ TEST(World, OfOneNeedsNobody) {
   EXPECT_FALSE(world.any(false));
   world.barrier("alone");
   EXPECT_THROW(world.store("x"), CommError);
+}
+
+TEST(World, RefusesAPlanOfAnotherRank) {
+  for (const int local_rank : {1, -1}) {
+    const auto error = error_of<ConfigError>([&] { World::connect(Plan(), {.local_rank = local_rank}); });
+    EXPECT_THAT(error.what(), HasSubstr(fmt::format("found local rank {}, expected less than 1", local_rank)));
+    EXPECT_EQ(error.hint(), "resolve the plan with the same identity");
+  }
 }
 
 class WorldOf : public testing::TestWithParam<int> {};

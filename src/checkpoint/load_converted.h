@@ -1,0 +1,13 @@
+// Weights of another precision may begin a training.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <lockstep/checkpoint/module_state.h>
+
+namespace lockstep {
+
+/// load_module() of tensors that may have another floating-point dtype than those of the module.
+LoadReport load_converted(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial);
+
+}  // namespace lockstep

@@ -1,0 +1,320 @@
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
+#include <lockstep/data/reloaded_loader.h>
+#include <lockstep/world/world.h>
+
+#include "data/epoch_begin.h"
+#include "support/message_of.h"
+#include "support/temp_dir.h"
+#include "support/tensors.h"
+#include "support/thread_world.h"
+#include "support/tiny_task.h"
+#include "world/world_access.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr std::int64_t kBatch = 6;
+
+/// Rows 1000 e, 1000 e + 1, ... for the loader of epoch e; the loaders have different lengths.
+std::unique_ptr<BatchSource> loader_of(std::int64_t epoch, World& world, std::int64_t batch = kBatch) {
+  const std::int64_t first = 1000 * epoch;
+  const LoaderPlan plan{
+      .batch = {.batch_size = std::max<std::int64_t>(1, batch / world.size()), .global_batch_size = batch},
+      .data = {.workers = static_cast<int>(epoch % 2)}};
+  return std::make_unique<DataLoader>(tensor_dataset(at::arange(first, first + 13 + 7 * (epoch % 3))), plan, world);
+}
+
+ReloadedLoader reloaded(World& world, std::int64_t every_epochs, std::int64_t batch = kBatch) {
+  return ReloadedLoader([&world, batch](std::int64_t epoch) { return loader_of(epoch, world, batch); }, world,
+                        every_epochs);
+}
+
+/// A step of all ranks.
+struct Step {
+  std::vector<std::int64_t> rows{};
+  std::int64_t epoch = 0;
+  bool ends_epoch = false;
+  bool operator==(const Step&) const = default;
+};
+
+Step take(BatchSource& source, World& world) {
+  const StepBatches& step = *source.next();
+  std::string mine;
+  for (const Batch& batch : step.micro) {
+    for (std::int64_t i = 0; i < batch.samples; ++i) {
+      mine += fmt::format("{} ", batch.input[i].item<std::int64_t>());
+    }
+  }
+  Step result{.epoch = step.epoch, .ends_epoch = step.ends_epoch};
+  for (const std::string& of_rank : world.gather(mine)) {
+    std::istringstream words(of_rank);
+    for (std::int64_t row = 0; words >> row;) {
+      result.rows.push_back(row);
+    }
+  }
+  EXPECT_EQ(step.global_samples, std::ssize(result.rows));
+  return result;
+}
+
+TEST(ReloadedLoader, GivesTheStepsOfSeparatelyMadeLoaders) {
+  World world = World::single(c10::kCPU);
+  for (const std::int64_t every : {1, 2, 3}) {
+    std::vector<std::int64_t> made;
+    ReloadedLoader loader(
+        [&](std::int64_t epoch) {
+          made.push_back(epoch);
+          return loader_of(epoch, world);
+        },
+        world, every);
+    for (std::int64_t epoch = 0; epoch < 7; ++epoch) {
+      const auto alone = loader_of(epoch - epoch % every, world);
+      alone->seek({.epoch = epoch});
+      for (bool ends = false; !ends;) {
+        const Step step = take(loader, world);
+        ASSERT_EQ(step, take(*alone, world)) << "every " << every << ", epoch " << epoch;
+        EXPECT_EQ(loader.steps_per_epoch(), alone->steps_per_epoch());
+        ends = step.ends_epoch;
+      }
+    }
+    std::vector<std::int64_t> expected;
+    for (std::int64_t epoch = 0; epoch < 7; epoch += every) {
+      expected.push_back(epoch);
+    }
+    EXPECT_EQ(made, expected) << "every " << every;
+  }
+}
+
+TEST(ReloadedLoader, ShufflesEveryEpochInAnotherWay) {
+  World world = World::single(c10::kCPU);
+  ReloadedLoader loader([&](std::int64_t) { return loader_of(0, world); }, world);
+  const Step first = take(loader, world);
+  loader.seek({.epoch = 1});
+  EXPECT_NE(take(loader, world).rows, first.rows);
+  loader.seek({});
+  EXPECT_EQ(take(loader, world), first) << "the control";
+}
+
+TEST(ReloadedLoader, ContinuesAtEveryStepWithAnyNumberOfRanks) {
+  constexpr std::size_t kSteps = 24;
+  for (const std::int64_t every : {1, 2}) {
+    std::vector<Step> steps;
+    std::vector<LoaderPosition> positions;
+    World world = World::single(c10::kCPU);
+    ReloadedLoader straight = reloaded(world, every);
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      positions.push_back(straight.position());
+      steps.push_back(take(straight, world));
+    }
+    for (const int ranks : {1, 2, 3}) {
+      thread_world(ranks, [&](World& ours) {
+        for (std::size_t start = 0; start < kSteps; ++start) {
+          ReloadedLoader resumed = reloaded(ours, every);
+          resumed.seek(positions[start]);
+          EXPECT_EQ(resumed.position().epoch, positions[start].epoch);
+          EXPECT_EQ(resumed.position().consumed, positions[start].consumed);
+          for (std::size_t i = start; i < std::min(kSteps, start + 6); ++i) {
+            ASSERT_EQ(take(resumed, ours), steps[i]) << ranks << " ranks, every " << every << ", from " << start;
+          }
+        }
+      });
+    }
+  }
+}
+
+// As a single loader does; the plan of the program may have another one with another number of ranks.
+TEST(ReloadedLoader, KeepsTheGlobalBatchOfTheCheckpointInLaterLoaders) {
+  World world = World::single(c10::kCPU);
+  ReloadedLoader straight = reloaded(world, 1);
+  take(straight, world);
+  ReloadedLoader resumed = reloaded(world, 1, /*batch=*/4);
+  resumed.seek(straight.position());
+  for (int step = 0; step < 12; ++step) {
+    ASSERT_EQ(take(resumed, world), take(straight, world)) << "step " << step;
+  }
+  ReloadedLoader other = reloaded(world, 1, /*batch=*/4);
+  EXPECT_EQ(std::ssize(take(other, world).rows), 4) << "the control";
+}
+
+TEST(ReloadedLoader, GoesBack) {
+  World world = World::single(c10::kCPU);
+  ReloadedLoader loader = reloaded(world, 2);
+  const Step very_first = take(loader, world);
+  loader.seek({.epoch = 3});
+  const Step first = take(loader, world);
+  take(loader, world);
+  const LoaderPosition inside = loader.position();
+  EXPECT_EQ(seek_epoch_begin(loader), inside);
+  EXPECT_EQ(take(loader, world), first);
+  loader.seek({});
+  EXPECT_EQ(take(loader, world), very_first) << "of an earlier loader";
+}
+
+TEST(ReloadedLoader, MayReloadCombinedLoaders) {
+  World world = World::single(c10::kCPU);
+  struct Both final : BatchSource {
+    Both(std::int64_t epoch, World& world) : a(loader_of(epoch, world)), b(loader_of(epoch + 1, world)) {}
+    const StepBatches* next() override { return both.next(); }
+    std::optional<std::int64_t> steps_per_epoch() const override { return both.steps_per_epoch(); }
+    LoaderPosition position() const override { return both.position(); }
+    void seek(const LoaderPosition& position) override { both.seek(position); }
+
+    std::unique_ptr<BatchSource> a;
+    std::unique_ptr<BatchSource> b;
+    CombinedLoader both{{a.get(), b.get()}, CombineMode::max_size_cycle};
+  };
+  const auto make = [&](std::int64_t epoch) { return std::make_unique<Both>(epoch, world); };
+  ReloadedLoader straight(make, world, 2);
+  std::vector<LoaderPosition> positions;
+  std::vector<Step> steps;
+  for (int i = 0; i < 20; ++i) {
+    positions.push_back(straight.position());
+    steps.push_back(take(straight, world));
+  }
+  for (std::size_t start = 0; start < steps.size(); ++start) {
+    ReloadedLoader resumed(make, world, 2);
+    resumed.seek(positions[start]);
+    for (std::size_t i = start; i < std::min(steps.size(), start + 6); ++i) {
+      ASSERT_EQ(take(resumed, world), steps[i]) << "from " << start;
+    }
+  }
+}
+
+TEST(ReloadedLoader, TriesAgainAfterAFailureOfTheFunction) {
+  World world = World::single(c10::kCPU);
+  bool broken = false;
+  ReloadedLoader loader(
+      [&](std::int64_t epoch) {
+        if (broken) {
+          throw std::runtime_error("the disk is away");
+        }
+        return loader_of(epoch, world);
+      },
+      world);
+  while (!take(loader, world).ends_epoch) {
+  }
+  const LoaderPosition position = loader.position();
+  broken = true;
+  EXPECT_EQ(message_of<std::runtime_error>([&] { loader.next(); }), "the disk is away");
+  EXPECT_EQ(loader.position(), position);
+  broken = false;
+  const auto alone = loader_of(1, world);
+  alone->seek({.epoch = 1});
+  EXPECT_EQ(take(loader, world), take(*alone, world));
+}
+
+TEST(ReloadedLoader, RefusesWhatItCannotUse) {
+  World world = World::single(c10::kCPU);
+  const auto make = [&](std::int64_t epoch) { return epoch == 0 ? loader_of(epoch, world) : nullptr; };
+  EXPECT_THAT(message_of<DataError>([&] { ReloadedLoader([](std::int64_t) { return nullptr; }, world); }),
+              StartsWith("ReloadedLoader: the function returned null for epoch 0"));
+  ReloadedLoader loader(make, world);
+  EXPECT_THAT(message_of<DataError>([&] { loader.seek({.epoch = 4}); }),
+              StartsWith("ReloadedLoader: the function returned null for epoch 4"));
+  EXPECT_EQ(loader.position().epoch, 0) << "it is where it was";
+  EXPECT_THAT(message_of<ConfigError>([&] { ReloadedLoader(make, world, 0); }),
+              HasSubstr("every_epochs is 0, expected 1 or"));
+  EXPECT_THAT(message_of<ConfigError>([&] { ReloadedLoader({}, world); }), HasSubstr("the function is missing"));
+  EXPECT_THROW(loader.seek({.epoch = -1}), CheckpointError);
+  EXPECT_THROW(loader.seek({.consumed = 6, .dataset_size = 99}), CheckpointError) << "of other data";
+}
+
+// It may take longer than a step.
+TEST(ReloadedLoader, CallsTheFunctionAsACallback) {
+  thread_world(2, [](World& world) {
+    const ProgressRecord& record = WorldAccess::progress(world);
+    std::vector<std::string> during;
+    ReloadedLoader loader(
+        [&](std::int64_t epoch) {
+          EXPECT_EQ(view(record).phase, Phase::callback);
+          during.emplace_back(view(record).callback.data());
+          return loader_of(epoch, world);
+        },
+        world);
+    while (!take(loader, world).ends_epoch) {
+    }
+    take(loader, world);
+    EXPECT_THAT(during, testing::ElementsAre(HasSubstr("ReloadedLoader"), HasSubstr("ReloadedLoader")));
+    EXPECT_NE(view(record).phase, Phase::callback);
+  });
+}
+
+TEST(ReloadedLoader, KeepsTheGlobalBatchInACombinedLoader) {
+  World world = World::single(c10::kCPU);
+  const auto shorter = loader_of(0, world, /*batch=*/6);
+  ReloadedLoader longer = reloaded(world, 1, /*batch=*/6);
+  CombinedLoader saved({shorter.get(), &longer}, CombineMode::min_size);
+  saved.next();
+  const auto shorter_now = loader_of(0, world, /*batch=*/4);
+  ReloadedLoader longer_now = reloaded(world, 1, /*batch=*/4);
+  CombinedLoader resumed({shorter_now.get(), &longer_now}, CombineMode::min_size);
+  resumed.seek(saved.position());
+  while (!resumed.next()->ends_epoch) {
+  }
+  EXPECT_EQ(resumed.next()->global_samples, 12);
+}
+
+TEST(ReloadedLoader, HasTheFingerprintOfItsFirstLoader) {
+  World world = World::single(c10::kCPU);
+  ReloadedLoader loader = reloaded(world, 1);
+  const std::string fingerprint = loader_of(0, world)->fingerprint();
+  EXPECT_EQ(loader.fingerprint(), fingerprint);
+  loader.seek({.epoch = 1});
+  EXPECT_EQ(loader.fingerprint(), fingerprint);
+  EXPECT_NE(loader_of(1, world)->fingerprint(), fingerprint) << "the control";
+}
+
+TEST(ReloadedLoader, LetsATrainingResumeBitwise) {
+  const auto train = [](int ranks, std::vector<std::int64_t> stops, bool changes) {
+    const TempDir dir;
+    std::vector<at::Tensor> weights;
+    for (const std::int64_t stop : stops) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, {.compute_setup = ComputeSetup::cpu,
+                                           .max_epochs = 0,
+                                           .max_steps = stop,
+                                           .batch_size = 4 / ranks,
+                                           .run_dir = dir.path() / "run"});
+        TinyTask task;
+        ReloadedLoader data(
+            [&](std::int64_t epoch) -> std::unique_ptr<BatchSource> {
+              return std::make_unique<DataLoader>(tiny_data(changes ? 9 + 4 * (epoch % 3) : 9), plan.loader, world);
+            },
+            world);
+        Trainer(plan, world).fit(task, data);
+        if (world.is_main()) {
+          weights = weights_of(task);
+        }
+      });
+    }
+    return weights;
+  };
+  for (const int ranks : {1, 2}) {
+    const auto straight = train(ranks, {14}, true);
+    for (const std::int64_t stop : {1, 2, 3, 4, 7, 8, 12}) {  // epochs end after 3, 7 and 12 steps
+      EXPECT_EQ(largest_difference(train(ranks, {stop, 14}, true), straight), 0) << ranks << " ranks, stop " << stop;
+    }
+    EXPECT_GT(largest_difference(train(ranks, {14}, false), straight), 0) << "the control";
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
