@@ -35,7 +35,7 @@ MODELS = [
     Model("CNN, 3 convolutions of 32 channels", 3, 32, 200, images=True),
     Model("MLP, 4 layers of 1024", 4, 1024, 50),
     Model("large, 4 layers of 2048", 4, 2048, 20),
-    Model("largest, 7 layers of 4096", 7, 4096, 3),
+    Model("largest, 7 layers of 4096", 7, 4096, 4),
 ]
 
 

@@ -8,11 +8,11 @@ from torch import nn
 
 
 class Training:
-    """`steps` to be measured; those before them are a warm-up, as in one_batch.h."""
+    """`steps` after a warm-up, as in one_batch.h. The end of the last one is not known, so the others are measured."""
 
     def __init__(self, net, x, y, steps):
         self.net, self.x, self.y, self.steps = net, x, y, steps
-        self.total = min(50, 2 * steps) + steps + 1
+        self.total = min(50, 2 * steps) + steps
         self.times = []
         self.loss = None
 
@@ -66,6 +66,6 @@ class Training:
         trainer.fit(Module(), Repeated())
 
     def tell(self):
-        for before, after in list(zip(self.times, self.times[1:]))[-self.steps:]:
+        for before, after in list(zip(self.times, self.times[1:]))[1 - self.steps:]:
             print("step", after - before)
         print("loss", self.loss.item())
