@@ -193,11 +193,8 @@ int main() {
   config.memory.keep_freed = true;
   const auto directory = std::filesystem::temp_directory_path() / "lockstep_step_overhead";
   std::filesystem::remove_all(directory);
-  config.run_dir = directory;
   config.early_stop = {.metric = "accuracy", .mode = lockstep::MonitorMode::max, .patience = 1'000'000'000};
   config.report = {.every_steps = 50, .progress = false, .step_times = true};
-  lockstep::Session watching = lockstep::Session::single(config);
-  at::set_num_threads(1);
   std::mt19937 random(1);
   struct Model {
     const char* name;
@@ -212,6 +209,9 @@ int main() {
         Model{.name = "MLP, 4 layers of 512, batch 16", .layers = 4, .width = 512, .steps = 100, .rounds = 30},
         Model{.name = "large, 4 layers of 2048, batch 16", .layers = 4, .width = 2048, .steps = 5, .rounds = 20}}) {
     const lockstep::Batch batch{.input = torch::randn({16, width}), .target = torch::randint(10, {16}), .samples = 16};
+    config.run_dir = directory / std::to_string(width);  // a run has one model
+    lockstep::Session watching = lockstep::Session::single(config);
+    at::set_num_threads(1);  // the session has taken its share of the cores
     const std::map<std::string, std::function<double()>> contestants{
         {"trainer", [&] { return run_trainer(session, Net(layers, width), batch, steps); }},
         {"memory returned", [&] { return run_trainer(returning, Net(layers, width), batch, steps); }},

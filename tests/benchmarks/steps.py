@@ -79,7 +79,7 @@ def compare(args, title, contestants, packages):
              + (f", {report.versions(args.python, *packages)}." if args.python else "."),
              f"{args.rounds} rounds; each runs every contestant once in random order and takes the median time of its steps. Ratios are formed within a round; the",
              "number in the last column is their median, with the smallest and the largest. The last losses agree to 1e-4.", "",
-             f"`{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`"]
+             f"`{Path(sys.argv[0]).name} --rounds {args.rounds}`"]
     for model in MODELS:
         commands = contestants(args, model)
         times = {name: [] for name in commands}
@@ -111,7 +111,7 @@ def plot(file, ratios_of_models):
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, rows = pyplot.subplots(len(ratios_of_models), figsize=(8, 1.6 * len(ratios_of_models)), sharex=True)
+    figure, rows = pyplot.subplots(len(ratios_of_models), figsize=(8, 1.7 * len(ratios_of_models)))
     for axes, (model, contestants) in zip(rows, ratios_of_models.items()):
         medians = [statistics.median(ratios) for ratios in contestants.values()]
         below = [median - ratios[0] for median, ratios in zip(medians, contestants.values())]
