@@ -388,7 +388,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   run.state = state;
   run.place = place_of(contents, position, run.train.position());
   if (ended > 0) {
-    run.metrics.end_epoch();  // its means are reported by nobody
+    run.metrics.end_epoch();  // the next epoch has means of its own
     run.place = {.number = state.epoch, .validation_is_due = run.place.validation_is_due};
   }
   restore_rng(contents.per_rank, config.seed, run.world.rank(), state.step, run.world.device());

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "support/runs.h"
+#include "support/slurm_task.h"
 #include "support/sweep.h"
 
 namespace lockstep {
@@ -174,6 +175,15 @@ class Requeue : public testing::Test {
     return more;
   }
   std::vector<std::string> calls() const { return read_lines(calls_); }
+  /// Asks for a stop when the process has printed this. It ends with 75, and the job is queued again once.
+  Process::Result stop_at(Process& process, const std::string& line) const {
+    EXPECT_TRUE(process.wait_for(line)) << process.err();
+    process.signal(SIGUSR1);
+    Process::Result result = process.wait();
+    EXPECT_EQ(result.code, 75) << result.err;
+    EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+    return result;
+  }
 
   TempDir dir_;
   const std::filesystem::path calls_ = dir_.path() / "calls";
@@ -181,32 +191,18 @@ class Requeue : public testing::Test {
 
 TEST_F(Requeue, IsAskedForOnceByATrainingThatStops) {
   Process process(train(), in_job());
-  ASSERT_TRUE(process.wait_for("step 5 ")) << process.err();
-  process.signal(SIGUSR1);
-  const auto result = process.wait();
-  EXPECT_EQ(result.code, 75) << result.err;
-  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+  stop_at(process, "step 5 ");
 }
 
 TEST_F(Requeue, FollowsAStopBeforeARestart) {
   Process process(train({"--dist.max_restarts", "5"}),
                   in_job({{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}}));
-  ASSERT_TRUE(process.wait_for("restart 1 in ")) << process.err();
-  process.signal(SIGUSR1);
-  const auto result = process.wait();
-  EXPECT_EQ(result.code, 75) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("stopped before the restart"));
-  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+  EXPECT_THAT(stop_at(process, "restart 1 in ").err, HasSubstr("stopped before the restart"));
 }
 
 TEST_F(Requeue, FollowsAStopWhileRanksLoad) {
   Process process(train(), in_job({{"TRAIN_PROGRAM_WAITS_IN_MAIN", "1"}}));
-  ASSERT_TRUE(process.wait_for("waits in main")) << process.err();
-  process.signal(SIGUSR1);
-  const auto result = process.wait();
-  EXPECT_EQ(result.code, 75) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("before the training began"));
-  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+  EXPECT_THAT(stop_at(process, "waits in main").err, HasSubstr("before the training began"));
 }
 
 TEST_F(Requeue, DoesNotFollowCtrlC) {
@@ -219,21 +215,8 @@ TEST_F(Requeue, DoesNotFollowCtrlC) {
 
 // One task per node, of which the other one has not started.
 TEST_F(Requeue, FollowsAStopWhileTheLauncherWaitsForAnotherNode) {
-  const std::string port = free_port();
-  Process process(train({"--dist.init_timeout_s", "60"}), in_job({{"SLURM_STEP_ID", "0"},
-                                                                  {"SLURM_PROCID", "0"},
-                                                                  {"SLURM_NODEID", "0"},
-                                                                  {"SLURM_LOCALID", "0"},
-                                                                  {"SLURM_STEP_NUM_TASKS", "2"},
-                                                                  {"SLURM_STEP_NUM_NODES", "2"},
-                                                                  {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-                                                                  {"SLURM_STEP_NODELIST", "n[1-2]"},
-                                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                                  {"MASTER_PORT", port}}));
-  ASSERT_TRUE(process.wait_for("waiting for node 1")) << process.err();
-  process.signal(SIGUSR1);
-  EXPECT_EQ(process.wait().code, 75) << process.err();
-  EXPECT_THAT(calls(), ElementsAre("show job 7", "requeue 7"));
+  Process process(train({"--dist.init_timeout_s", "60"}), in_job(slurm_task(/*node=*/0, free_port())));
+  stop_at(process, "waiting for node 1");
 }
 
 TEST(ManyRanks, StartTrainAndStopOnFewCores) {

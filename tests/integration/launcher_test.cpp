@@ -13,6 +13,7 @@
 #include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
+#include "support/slurm_task.h"
 
 namespace lockstep {
 namespace {
@@ -73,18 +74,8 @@ TEST(SlurmTasks, MayStartDifferentNumbersOfRanksOnTheirNodes) {
   const TempDir dir;
   const std::string port = free_port();
   const auto task = [&](int node, const std::string& ranks) {
-    const Process::Environment variables{{"SLURM_JOB_ID", "7"},
-                                         {"SLURM_STEP_ID", "0"},
-                                         {"SLURM_PROCID", std::to_string(node)},
-                                         {"SLURM_NODEID", std::to_string(node)},
-                                         {"SLURM_LOCALID", "0"},
-                                         {"SLURM_STEP_NUM_TASKS", "2"},
-                                         {"SLURM_STEP_NUM_NODES", "2"},
-                                         {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-                                         {"SLURM_STEP_NODELIST", "n[1-2]"},
-                                         {"MASTER_ADDR", "127.0.0.1"},
-                                         {"MASTER_PORT", port},
-                                         {"OMP_NUM_THREADS", "1"}};
+    Process::Environment variables = slurm_task(node, port);
+    variables["OMP_NUM_THREADS"] = "1";
     return std::make_unique<Process>(command(TRAIN_PROGRAM, dir.path() / "slurm",
                                              {"--max_epochs", "2", "--compute_setup", "cpu", "--devices", ranks}),
                                      variables);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/dropout.h>
@@ -346,11 +347,11 @@ void die_once(const lockstep::Variables& environment) {
   }
 }
 
-// Ranks that are still loading, for ever.
+// Ranks that are still loading, until a signal ends them.
 void wait_in_main(const lockstep::Variables& environment) {
   if (environment.has("TRAIN_PROGRAM_WAITS_IN_MAIN") && environment.has("RANK")) {
     fmt::print(stderr, "waits in main\n");
-    sleep_for(std::chrono::hours(1));
+    pause();
   }
 }
 
