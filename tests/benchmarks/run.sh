@@ -5,12 +5,12 @@
 #   tests/benchmarks/run.sh step exchange           # only these
 #   tests/benchmarks/run.sh --rounds 2 launch       # to see that it works; the figures mean little
 #
-# Questions: overhead, step, exchange, launch, failure, loader, sampler, checkpoint, resume, scaling. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
+# Questions: overhead, step, exchange, reduction, launch, failure, loader, sampler, checkpoint, resume, scaling. Reports: build/benchmarks/NAME_cpu_DATE.md, or below --out FOLDER.
 # Sets up what is missing: the build, and a Python environment with the peers (Lightning, Accelerate, torchdata, safetensors; matplotlib draws) in build/benchmarks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-known=(overhead step exchange launch failure loader sampler checkpoint resume scaling)
+known=(overhead step exchange reduction launch failure loader sampler checkpoint resume scaling)
 out=build/benchmarks
 rounds=()
 questions=()
@@ -67,6 +67,7 @@ for question in "${questions[@]}"; do
   case $question in
     overhead) "$programs/step_overhead" | tee "$out/step_overhead_cpu_$(date +%F).txt" ;; # chooses its rounds itself
     step | exchange) measure "$question" exchange_program "${peers[@]}" ;;
+    reduction) "$programs/reduction_program" --nprocs 2 2>&1 | tee "$out/reduction_cpu_$(date +%F).txt" ;;
     failure) measure failure failing_program "${peers[@]}" ;;
     loader | sampler) measure "$question" "${question}_bench" "${peers[@]}" ;;
     checkpoint) measure checkpoint checkpoint_program --folder "$out" "${peers[@]}" ;;
