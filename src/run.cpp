@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
-#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -30,8 +29,10 @@
 #include "base/run_pattern.h"
 #include "base/terminal.h"
 #include "environment/job_end.h"
+#include "environment/own_variables.h"
 #include "failure/deadlines.h"
 #include "launch/node_exchange.h"
+#include "launch/own_words.h"
 #include "launch/requeue.h"
 #include "plan/rank_shares.h"
 #include "rank/signals.h"
@@ -106,7 +107,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   request.rendezvous_deadline = to_milliseconds(plan.config.dist.init_timeout_s) + deadlines::kRanksSpeakFirst;
   // Workers plan again and may see different free memory, so they receive the chosen values.
   auto variables = environment.all();
-  variables["LOCKSTEP_DEVICES"] = plan.config.devices.text();
+  variables[own_variables::kDevices] = plan.config.devices.text();
   request.environment = Variables(std::move(variables));
   request.terminal_status = probe_terminal(STDERR_FILENO, environment).interactive;
   const LaunchReport report = launch_workers(request);
@@ -117,18 +118,16 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
 
 ExitCode stop_code(int signal) { return signal == SIGINT ? ExitCode::interrupted : ExitCode::stopped; }
 
-bool launched_by_us(const std::optional<Identity>& identity) { return identity && identity->control_fd >= 0; }
-
 // Not by `lockstep run`: the same program has planned, and tells what is left of the training after a failure.
 bool launched_by_this_program(const std::optional<Identity>& identity) {
-  return launched_by_us(identity) && !identity->devices.empty();
+  return identity && identity->is_supervised() && !identity->devices.empty();
 }
 
 // A run that will be requeued must reach its normal end.
 EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) {
-  return plan.config.dist.requeue   ? EarlyStop::wait
-         : launched_by_us(identity) ? EarlyStop::die_of_signal
-                                    : EarlyStop::end_process;
+  return plan.config.dist.requeue                ? EarlyStop::wait
+         : identity && identity->is_supervised() ? EarlyStop::die_of_signal
+                                                 : EarlyStop::end_process;
 }
 
 // Shown once per run.
@@ -216,7 +215,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
       held.emplace();  // a user who reads the table may request a stop
     }
     show(plan, identity);
-    return supervise(plan, identity.value_or(Identity{}), argv, environment);
+    return supervise(plan, identity.value_or(Identity{}), own_words(argv), environment);
   }
   if (held) {
     if (const auto signal = held->take_stop()) {

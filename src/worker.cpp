@@ -30,6 +30,7 @@
 #include "environment/cpu_topology.h"
 #include "environment/error_file.h"
 #include "environment/launcher_process.h"
+#include "environment/own_variables.h"
 #include "environment/process_name.h"
 #include "failure/end_process.h"
 #include "failure/peer_monitor.h"
@@ -60,7 +61,7 @@ int code_of(ExitCode code) { return static_cast<int>(code); }
 
 std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, const Variables& environment) {
   if (channel) {
-    const auto width = parse_int(environment.get("LOCKSTEP_TERMINAL_WIDTH").value_or("0")).value_or(0);
+    const auto width = parse_int(environment.get(own_variables::kTerminalWidth).value_or("0")).value_or(0);
     return channel_console(channel, static_cast<int>(width));
   }
   const Terminal terminal = probe_terminal(STDERR_FILENO, environment);
@@ -69,13 +70,10 @@ std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, c
 
 // Hides the descriptor to the supervisor from user code and its children.
 std::shared_ptr<Channel> take_channel(const Identity& identity) {
-  if (identity.control_fd < 0) {
+  if (!identity.is_supervised()) {
     return nullptr;
   }
-  for (const char* name : {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD", "LOCKSTEP_PROGRESS_FD", "LOCKSTEP_RESTART",
-                           "LOCKSTEP_HALVINGS", "LOCKSTEP_RUN_ID", "LOCKSTEP_TERMINAL_WIDTH", "LOCKSTEP_DEVICES"}) {
-    unsetenv(name);
-  }
+  std::ranges::for_each(own_variables::kOnlyForTheRank, unsetenv);
   for (const int fd : {identity.control_fd, identity.progress_fd, identity.store_fd}) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
@@ -140,9 +138,8 @@ std::unique_ptr<StallFinder> find_stalls(const Identity& identity, const Progres
 /// Watches the peers and the launcher if our supervisor does not see all ranks.
 void watch_peers(PeerMonitor& monitor, const World& world, const Plan& plan, const Identity& identity,
                  const Variables& environment) {
-  const bool is_supervised = identity.control_fd >= 0;
-  auto launcher = is_supervised ? std::vector<LauncherProcess>() : open_launcher(identity, environment);
-  const bool needs_store = world.size() > 1 && (!is_supervised || plan.nodes > 1);
+  auto launcher = identity.is_supervised() ? std::vector<LauncherProcess>() : open_launcher(identity, environment);
+  const bool needs_store = world.size() > 1 && (!identity.is_supervised() || plan.nodes > 1);
   monitor.watch_peers(needs_store ? world.store("lockstep/failures") : nullptr, std::move(launcher));
 }
 

@@ -19,6 +19,12 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 ctest --preset ci "$@" | tee "$log" | sed '/^[0-9]*% tests passed/,$d' || status=$?
+# A test that starts ctest in this folder would have written another log.
+ran=$(sed -n 's/^.* tests failed out of \([0-9]*\)$/\1/p' "$log" | tail -n 1)
+if [ "$(grep -ac '^[0-9]*/[0-9]* Testing: ' build/ci/Testing/Temporary/LastTest.log)" -lt "${ran:-1}" ]; then
+  echo "LastTest.log has not all of the $ran tests"
+  status=1
+fi
 sed -n '/: Skipped$/,/^\[  SKIPPED \]/p' build/ci/Testing/Temporary/LastTest.log
 sed -n '/^[0-9]*% tests passed/,$p' "$log"
 # ctest takes the tests of a suite that cannot be set up for skipped ones.

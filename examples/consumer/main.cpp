@@ -4,8 +4,7 @@
 #include <lockstep/lockstep.h>
 
 int main(int argc, char** argv) {
-  const lockstep::TrainConfig defaults{
-      .max_epochs = 3, .checkpoint = {.enabled = false}, .report = {.jsonl = false, .csv = false}};
+  const lockstep::TrainConfig defaults{.max_epochs = 3};
   return lockstep::run(defaults, argc, argv, [](lockstep::Session& session) {
     const auto x = torch::rand({256, 4});
     auto task = lockstep::make_task(

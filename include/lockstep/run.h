@@ -12,7 +12,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// Call it first in main. Parses the command line over `defaults`, resolves and prints the plan, and calls `worker`
 /// once per rank: in this process for one rank or under another launcher, else in processes that it starts by running
-/// this program again.
+/// this program again, with the words of its command line. So main may remove words from argv first: it does so in
+/// every process.
 ///
 /// - Code in main before run() runs in every process. With several ranks, main does not see what `worker` writes to
 /// captured variables; write results to files.

@@ -22,8 +22,8 @@ class Session {
   /// at the first fit. Throws: ConfigError, which names a field as config.optim.lr. Messages of a training name the
   /// flag, --optim.lr.
   static Session single(const TrainConfig& config = {});
-  /// Collective. One rank of a launch by our launcher, by torchrun, or by any launcher that sets the same variables;
-  /// without these variables a single rank. Otherwise as single(). Once per process if there are several ranks. Throws:
+  /// Collective. One rank of a launch by any launcher that run() knows (docs/launching.md), with one process per rank;
+  /// without a launcher a single rank. Otherwise as single(). Once per process if there are several ranks. Throws:
   /// ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 

@@ -1,8 +1,12 @@
 #include "base/descriptor.h"
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 
 namespace lockstep {
+
+// Debian 12's <sys/pidfd.h> declares the functions with C++ names; older systems do not have it.
+Descriptor open_process(pid_t pid) noexcept { return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
 
 void open_standard_descriptors() noexcept {
   while (true) {

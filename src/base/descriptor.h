@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include <sys/types.h>
 #include <unistd.h>
 
 namespace lockstep {
@@ -38,6 +39,9 @@ auto retry(Call&& call) {
   }
   return result;
 }
+
+/// A descriptor that becomes readable when the process ends; not open if the process does not exist (errno ESRCH).
+Descriptor open_process(pid_t pid) noexcept;
 
 /// Opens /dev/null in place of standard descriptors that are closed. Else the next file or socket would get the number,
 /// and what is printed would end up there.

@@ -2,9 +2,9 @@
 // asks for it takes nothing, so that readers never disturb a process that is starting. Torch-free.
 #pragma once
 
-#include <cerrno>
-
 #include <fcntl.h>
+
+#include "base/descriptor.h"
 
 namespace lockstep {
 
@@ -12,11 +12,7 @@ namespace lockstep {
 inline bool take_file_lock(int fd) noexcept {
   struct flock whole {};
   whole.l_type = F_WRLCK;
-  int result = -1;
-  do {
-    result = ::fcntl(fd, F_OFD_SETLK, &whole);
-  } while (result != 0 && errno == EINTR);
-  return result == 0;
+  return retry([&] { return ::fcntl(fd, F_OFD_SETLK, &whole); }) == 0;
 }
 
 /// True if another open file, of any process, holds the lock.

@@ -21,6 +21,7 @@
 #include "base/direct_writer.h"
 #include "base/file_lock.h"
 #include "base/io_error.h"
+#include "base/paths.h"
 #include "base/text.h"
 #include "base/write_all.h"
 
@@ -200,7 +201,7 @@ class RealRandomAccessFile final : public RandomAccessFile {
 /// Whether no file can be created beside `path`, although there is space.
 bool has_no_inodes(const Path& path) {
   struct statvfs status {};
-  const Path directory = path.has_parent_path() ? path.parent_path() : Path(".");
+  const Path directory = directory_of(path);
   return ::statvfs(directory.c_str(), &status) == 0 && status.f_files > 0 && status.f_favail == 0 &&
          status.f_bavail > 0;
 }
@@ -475,11 +476,11 @@ void write_file(FileSystem& fs, const Path& path, const std::function<void(Writa
   } catch (const IoError& error) {
     throw about_file(error, temporary, path);
   }
-  fs.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+  fs.sync_directory(directory_of(path));
 }
 
 void remove_leftovers(FileSystem& fs, const Path& path) {
-  const Path directory = path.has_parent_path() ? path.parent_path() : Path(".");
+  const Path directory = directory_of(path);
   const std::string prefix = path.filename().string() + std::string(kTemporary);
   for (const std::string& name : fs.list(directory)) {
     if (name.starts_with(prefix) && is_random_id(std::string_view(name).substr(prefix.size()))) {

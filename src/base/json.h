@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,11 @@ T value_as(const Json& value, std::string_view name);
 template <class T>
 T member_as(const Json& object, std::string_view name) {
   return value_as<T>(member(object, name), name);
+}
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
 }
 
 /// One line; non-finite numbers become the strings "NaN", "Infinity", "-Infinity".

@@ -10,6 +10,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/problems.h"
+
 namespace lockstep {
 
 /// Collects the problems of some options, to report all of them. Each check returns this object, for the next one.
@@ -33,9 +35,7 @@ class OptionCheck {
     return *this;
   }
   void throw_problems() {  ///< Throws: ConfigError, if there are any.
-    if (!problems_.empty()) {
-      throw ConfigError(std::move(problems_));
-    }
+    throw_if_any(std::move(problems_));
   }
 
  private:

@@ -329,6 +329,12 @@ std::optional<std::string> closest(std::string_view word, std::span<const std::s
   return best;
 }
 
+std::string did_you_mean(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,
+                         std::string_view otherwise) {
+  const auto near = closest(word, candidates);
+  return near ? fmt::format("did you mean {}{}?", prefix, *near) : std::string(otherwise);
+}
+
 std::string wrap(std::string_view text, std::size_t indent, std::size_t width) {
   std::string lines;
   std::size_t column = indent;

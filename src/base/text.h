@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -39,11 +40,28 @@ bool is_random_id(std::string_view text) noexcept;  ///< it has the form of rand
 std::string library_version(std::int64_t number);
 std::string utc_time();  ///< now: "2026-11-21T10:00:00.123Z"
 std::string_view first_line(std::string_view text) noexcept;
+/// Calls `use` with every complete line; true if an incomplete one follows.
+template <class Use>
+bool for_each_line(std::string_view text, const Use& use) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) {
+      return true;
+    }
+    use(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  return false;
+}
+
 /// The candidate for which `word` may be a typing error or an abbreviation. It needs the fewest edits (a letter that is
 /// added, left out or replaced, or two that are swapped; `-` equals `_`): at most `most_edits`, and at most a third of
 /// the letters of `word`. nullopt: there is none.
 std::optional<std::string> closest(std::string_view word, std::span<const std::string> candidates,
                                    std::size_t most_edits = std::string_view::npos);
+/// "did you mean X?" with `prefix` before X, the closest candidate; `otherwise` if there is none.
+std::string did_you_mean(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,
+                         std::string_view otherwise);
 
 /// Lines of at most `width` columns, broken between words. The caller has already written `indent` columns of the first
 /// line; the other lines are indented as far. A longer word is not broken.

@@ -25,6 +25,7 @@
 #include "checkpoint/kept_checkpoints.h"
 #include "checkpoint/main_rank.h"
 #include "storage/names.h"
+#include "tensor/tensor_bytes.h"
 
 namespace lockstep {
 namespace {
@@ -42,8 +43,7 @@ std::string to_bytes(const at::Tensor& tensor) {
                              c10::toString(tensor.scalar_type())),
                  "give it one dimension and the dtype kByte, or put the tensor into `tensors`")
       .throw_problems();
-  const at::Tensor host = tensor.to(at::kCPU).contiguous();
-  return {static_cast<const char*>(host.const_data_ptr()), host.nbytes()};
+  return std::string(text_of_bytes(tensor.to(at::kCPU).contiguous()));
 }
 
 /// Sets a flag on destruction.

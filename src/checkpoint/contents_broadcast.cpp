@@ -1,6 +1,5 @@
 #include "checkpoint/contents_broadcast.h"
 
-#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include "base/json.h"
 #include "checkpoint/main_rank.h"
 #include "tensor/dtype_names.h"
+#include "tensor/tensor_bytes.h"
 #include "tensor/tensor_views.h"
 
 namespace lockstep {
@@ -52,19 +52,11 @@ StoredContents from_description(std::string_view text) {
   return saved;
 }
 
-at::Tensor to_tensor(std::string_view bytes) {
-  if (bytes.empty()) {
-    return {};
-  }
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor;
-}
-
 /// This rank's part of the loaded contents.
 CheckpointContents take(StoredContents saved, const World& world) {
   if (saved.per_rank.size() == static_cast<std::size_t>(world.size())) {
-    saved.contents.per_rank = to_tensor(saved.per_rank[static_cast<std::size_t>(world.rank())]);
+    const std::string& bytes = saved.per_rank[static_cast<std::size_t>(world.rank())];
+    saved.contents.per_rank = bytes.empty() ? at::Tensor() : bytes_tensor(bytes);
   }
   return std::move(saved.contents);
 }

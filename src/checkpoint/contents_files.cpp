@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "storage/names.h"
+#include "tensor/tensor_bytes.h"
 #include "tensor/tensor_views.h"
 
 namespace lockstep {
@@ -38,7 +39,7 @@ void write_tensors(CheckpointWriter& writer, const std::string& file, const Name
 
 /// The values that the store adds; numbers in the file.
 std::array<std::pair<std::string_view, std::int64_t>, 4> own_values(std::int64_t step, std::int64_t world_size) {
-  return {{{"format", kCheckpointFormat}, {"data_order", kDataOrder}, {"step", step}, {"world_size", world_size}}};
+  return {{{"format", kCheckpointFormat}, {"data_order", kDataOrder}, {"step", step}, {kWorldSizeKey, world_size}}};
 }
 
 std::string state_text(std::int64_t step, std::size_t world_size, const std::map<std::string, std::string>& values) {
@@ -81,7 +82,7 @@ std::map<std::string, std::string> parse_state(std::string_view text) {
 
 /// Throws: std::runtime_error if the store's own values differ from those of this build and the manifest.
 std::size_t checked_world_size(const std::map<std::string, std::string>& values, std::int64_t step) {
-  const auto found = values.find("world_size");
+  const auto found = values.find(kWorldSizeKey);
   const auto world_size = found == values.end() ? std::nullopt : parse_int(found->second);
   if (world_size.value_or(0) < 1 || *world_size > kMaxRanks) {
     throw std::runtime_error(fmt::format("world_size is missing or not a number from 1 to {}", kMaxRanks));
@@ -138,10 +139,7 @@ StoredContents read_contents(const CheckpointDir& directory, std::int64_t step) 
   const auto where = [&](std::string_view name) { return (directory.path(step).filename() / name).string(); };
   const auto text_of = [&](const std::string& name) {
     const auto found = file_bytes.find(name);
-    return found == file_bytes.end()
-               ? std::nullopt
-               : std::optional(
-                     std::string(static_cast<const char*>(found->second.const_data_ptr()), found->second.nbytes()));
+    return found == file_bytes.end() ? std::nullopt : std::optional(std::string(text_of_bytes(found->second)));
   };
 
   const auto state = text_of(std::string(kStateName));

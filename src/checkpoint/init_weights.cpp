@@ -1,25 +1,14 @@
 #include "checkpoint/init_weights.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/paths.h"
+
 namespace lockstep {
-namespace {
-
-using std::filesystem::path;
-
-bool is_inside(const path& inner, const path& outer) {
-  std::error_code ignored;
-  const path from = std::filesystem::weakly_canonical(inner, ignored);
-  const path in = std::filesystem::weakly_canonical(outer / ".", ignored).parent_path();
-  return std::mismatch(in.begin(), in.end(), from.begin(), from.end()).first == in.end();
-}
-
-}  // namespace
 
 void check_init_weights(const std::string& from) {
   std::error_code ignored;
@@ -29,7 +18,7 @@ void check_init_weights(const std::string& from) {
   }
 }
 
-void check_init_weights(const std::string& from, const path& directory) {
+void check_init_weights(const std::string& from, const std::filesystem::path& directory) {
   check_init_weights(from);
   if (is_inside(from, directory)) {
     throw CheckpointError(fmt::format("--init_weights {} with --fresh: it is in {}, which --fresh renames first", from,

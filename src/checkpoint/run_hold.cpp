@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -19,6 +18,7 @@
 #include "config/without_files.h"
 #include "storage/run_choice.h"
 #include "storage/run_commands.h"
+#include "tensor/shape_text.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -53,8 +53,7 @@ bool is_record_of(const std::string& json, const std::string& run_id) {
 std::string fingerprint(const torch::nn::Module& module) {
   std::string text;
   for (const auto& item : module.named_parameters()) {
-    text += fmt::format("{} {} [{}]\n", item.key(), c10::toString(item.value().scalar_type()),
-                        fmt::join(item.value().sizes(), ", "));
+    text += fmt::format("{} {}\n", item.key(), kind_text(item.value()));
   }
   return fmt::format("{:08x}-{}", crc32c(std::as_bytes(std::span(text))), text.size());
 }

@@ -9,7 +9,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/checkpoint/script_module.h>
 
-#include "base/follow_links.h"
+#include "base/paths.h"
 #include "base/text.h"
 #include "storage/zip_reader.h"
 

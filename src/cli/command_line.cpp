@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/problems.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "config/command_tokens.h"
@@ -96,7 +97,7 @@ class Reader {
       std::vector<std::string> names{"help"};
       std::ranges::transform(command_.flags, std::back_inserter(names),
                              [](const FlagRow& row) { return std::string(row.name); });
-      refuse(token.written + ": unknown flag", hint_for(token.name, names, "--", help_flag(command_)));
+      refuse(token.written + ": unknown flag", did_you_mean(token.name, names, "--", help_flag(command_)));
       if (!token.attached && next != nullptr) {
         tokens.take();  // probably its value
       }
@@ -139,7 +140,7 @@ class Reader {
       const std::vector<std::string> choices = choices_of(slot);
       if (!choices.empty() && !takes_other_words(slot) && std::ranges::find(choices, word) == choices.end()) {
         refuse(fmt::format("{}: found {}, expected {}", command_.name, word, join_or(choices)),
-               hint_for(word, choices, "", help_flag(command_)));
+               did_you_mean(word, choices, "", help_flag(command_)));
       }
     }
     const std::size_t given = line_.arguments.size();
@@ -227,8 +228,8 @@ int execute(const Command& command, std::span<const std::string> args, const Var
     fmt::print("{}", help_of(command, probe_terminal(STDOUT_FILENO, variables).width, line.help_all));
     return 0;
   }
-  if (!line.problems.empty() && command.form != WordForm::program) {  // `run` reports them with its own
-    throw ConfigError(std::move(line.problems));
+  if (command.form != WordForm::program) {  // `run` reports them with its own
+    throw_if_any(std::move(line.problems));
   }
   return command.run(line, variables);
 }
@@ -273,11 +274,5 @@ std::vector<std::string> choices_of(std::string_view argument) {
 }
 
 bool takes_other_words(std::string_view argument) { return std::ranges::any_of(split(argument, '|'), is_placeholder); }
-
-std::string hint_for(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,
-                     std::string_view otherwise) {
-  const auto near = closest(word, candidates);
-  return near ? fmt::format("did you mean {}{}?", prefix, *near) : std::string(otherwise);
-}
 
 }  // namespace lockstep

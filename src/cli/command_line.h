@@ -73,8 +73,4 @@ std::vector<std::string> choices_of(std::string_view argument);
 /// It can be another word too: "stop|save|WORD".
 bool takes_other_words(std::string_view argument);
 
-/// "did you mean X?", or "see Y" if no candidate is near.
-std::string hint_for(std::string_view word, std::span<const std::string> candidates, std::string_view prefix,
-                     std::string_view otherwise);
-
 }  // namespace lockstep

@@ -29,7 +29,7 @@ const Command& find_command(std::string_view name) {
   }
   const auto names = mapped<std::string>(kCommands, &Command::name);
   throw ConfigError(fmt::format("{}: unknown command", name.empty() ? "\"\"" : printable(name)),
-                    hint_for(name, names, "lockstep ", "see lockstep --help for all commands"));
+                    did_you_mean(name, names, "lockstep ", "see lockstep --help for all commands"));
 }
 
 }  // namespace lockstep

@@ -11,6 +11,8 @@
 #include <lockstep/config/config_io.h>
 
 #include "base/mapped.h"
+#include "base/paths.h"
+#include "base/problems.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "config/check_config.h"
@@ -24,6 +26,7 @@
 #include "config/parsed_arguments.h"
 #include "config/setting_form.h"
 #include "config/toml_writer.h"
+#include "config/without_files.h"
 
 namespace lockstep {
 namespace {
@@ -96,12 +99,10 @@ class Parser {
     const std::vector<Problem> found = check_config(result_.config, labels_, unknown());
     problems_.insert(problems_.end(), found.begin(), found.end());
     find_idle();
-    if (!problems_.empty()) {
-      for (Problem& problem : problems_) {
-        problem.hint = hint_in_form(form_of(problem), problem.hint);
-      }
-      throw ConfigError(std::move(problems_));
+    for (Problem& problem : problems_) {
+      problem.hint = hint_in_form(form_of(problem), problem.hint);
     }
+    throw_if_any(std::move(problems_));
     for (const auto& commit : commits_) {
       commit();
     }
@@ -172,6 +173,15 @@ class Parser {
   }
 
   void check_program_flags() {
+    for (const auto& [function, kind] : {std::pair("add", &flags_), std::pair("positional", &positionals_)}) {
+      for (const ProgramFlag& flag : *kind) {
+        if (const auto begin = flag.name.find_first_not_of('_'); begin != 0 && begin != std::string::npos) {
+          refuse(
+              fmt::format("Flags::{}(\"{}\"): expected a name without - or _ in front", function, printable(flag.name)),
+              fmt::format("use \"{}\"", printable(flag.name.substr(begin))));
+        }
+      }
+    }
     std::set<std::string> taken;
     for (const Option& option : options()) {
       if (!taken.insert(option.name).second) {
@@ -221,15 +231,13 @@ class Parser {
       return;
     }
     result_.config_file = *config_file_;
-    std::vector<FileSetting> settings;
-    try {
-      settings = read_config_file(*config_file_);
-    } catch (const ConfigError& error) {
-      problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());
+    std::optional<std::vector<FileSetting>> settings;
+    note_problems(problems_, [&] { settings = read_config_file(*config_file_); });
+    if (!settings) {
       return;
     }
     std::set<std::string> seen;
-    for (const FileSetting& setting : settings) {
+    for (const FileSetting& setting : *settings) {
       const std::string name = normal_name(setting.name);
       const Source source{fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value))),
                           "file " + *config_file_};
@@ -255,7 +263,7 @@ class Parser {
   /// The config.toml in the directory of a run means that run, also from elsewhere and after a copy.
   void take_directory_of_run() {
     const std::filesystem::path file = *config_file_;
-    const std::filesystem::path directory = file.parent_path().empty() ? "." : file.parent_path();
+    const std::filesystem::path directory = directory_of(file);
     std::error_code ignored;
     if (file.filename() == kSettingsName && std::filesystem::exists(directory / kRunRecordName, ignored)) {
       result_.config.run_dir = directory.string();
@@ -339,7 +347,9 @@ class Parser {
         refuse(fmt::format("{} {}: expected true or false", before->second, printable(words[i])),
                fmt::format("use {} alone for true", before->second));
       } else {
-        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])), at_most(fields + positionals_.size()));
+        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])),
+               is_command_of_lightning(words[i]) ? "leave it out: the program decides what it does"
+                                                 : at_most(fields + positionals_.size()));
       }
     }
   }
@@ -416,12 +426,8 @@ class Parser {
       result_.origins[name] = origin;
     };
     if (config.barebones) {
-      drop("barebones", "fast_dev_run", config.fast_dev_run, off.fast_dev_run);
-      drop("barebones", "spike.z_score", config.spike.z_score, off.spike.z_score);
-      drop("barebones", "plateau.metric", config.plateau.metric, off.plateau.metric);
-      drop("barebones", "early_stop.metric", config.early_stop.metric, off.early_stop.metric);
-      drop("barebones", "checkpoint.monitor", config.checkpoint.monitor, off.checkpoint.monitor);
-      drop("barebones", "dist.max_restarts", config.dist.max_restarts, off.dist.max_restarts);
+      visit_excluded_by_barebones(
+          config, [&](const char* name, auto& value, const auto& without) { drop("barebones", name, value, without); });
       drop("barebones", "dist.requeue", config.dist.requeue, off.dist.requeue);
     }
     if (config.fast_dev_run > 0) {
@@ -508,6 +514,10 @@ class Parser {
         result_.warnings.push_back(fmt::format("{}; {}", what, hint_in_form(form_of({what, {}}), idle.hint)));
       }
     }
+  }
+
+  static bool is_command_of_lightning(const std::string& word) {
+    return word == "fit" || word == "validate" || word == "test" || word == "predict";
   }
 
   std::string at_most(std::size_t words) const {

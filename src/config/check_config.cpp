@@ -8,21 +8,16 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "base/metric_prefixes.h"
+#include "base/paths.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/name_template.h"
+#include "config/without_files.h"
 
 namespace lockstep {
 namespace {
-
-/// Also of the directory itself. Neither has to exist.
-bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
-  std::error_code ignored;
-  const std::filesystem::path here = std::filesystem::current_path(ignored);
-  const auto full = [&](const std::filesystem::path& given) { return (here / given / "").lexically_normal().string(); };
-  return full(path).starts_with(full(directory));
-}
 
 class Checker {
  public:
@@ -168,6 +163,22 @@ class Checker {
   }
 
   void check_contradictions() {
+    check_limits();
+    check_steps_of_an_epoch();
+    check_begin();
+    check_clipping();
+    check_metrics_that_decide();
+    check_barebones();
+    check_modes();
+    check_dist();
+    check_weights_only();
+    check_requeue();
+    check_resume();
+    check_spikes();
+    check_logs();
+  }
+
+  void check_limits() {
     const TrainConfig& c = config_;
     if (c.max_epochs == 0 && c.max_steps == 0 && c.max_time_s == 0) {
       refuse({"max_epochs", c.max_epochs}, {"max_steps", c.max_steps}, "the run would never end",
@@ -181,11 +192,24 @@ class Checker {
       refuse({"min_epochs", c.min_epochs}, {"max_epochs", c.max_epochs}, "the run ends earlier",
              "the minimum is at most the maximum");
     }
+  }
+
+  void check_steps_of_an_epoch() {
+    const TrainConfig& c = config_;
     if (const double epochs = c.validate.every_epochs; epochs > 1 && epochs != std::floor(epochs)) {
       refuse(fmt::format("{}: expected a whole number, or a part of an epoch such as 0.25",
                          label("validate.every_epochs", epochs)),
              "for any number of steps use --validate.every_steps");
     }
+    if (const StepCount steps = c.data.steps_per_epoch;
+        c.data.min_steps_per_epoch > 0 && !steps.is_all() && !steps.is_part()) {
+      refuse({"data.min_steps_per_epoch", c.data.min_steps_per_epoch}, {"data.steps_per_epoch", steps},
+             "each epoch has the given number of steps", "remove one of them; a part such as 10% may have a minimum");
+    }
+  }
+
+  void check_begin() {
+    const TrainConfig& c = config_;
     if (c.fresh && (c.resume == "last" || c.resume == "best")) {
       refuse({"fresh", c.fresh}, {"resume", c.resume}, "a fresh run cannot resume", "remove one of them");
     }
@@ -198,19 +222,28 @@ class Checker {
       refuse({"init_weights", c.init_weights}, {"resume", c.resume}, "both say with which weights the run begins",
              "remove one of them; a resumed run also continues with the optimizers and the place in the data");
     }
+  }
+
+  void check_clipping() {
+    const TrainConfig& c = config_;
     if (c.optim.max_grad_norm > 0 && c.optim.max_grad_value > 0) {
       refuse({"optim.max_grad_norm", c.optim.max_grad_norm}, {"optim.max_grad_value", c.optim.max_grad_value},
              "gradients are clipped in one way", "remove one of them");
     }
+  }
+
+  void check_metrics_that_decide() {
+    const TrainConfig& c = config_;
     check_that_it_is_measured("plateau.metric", c.plateau.metric);
     check_that_it_is_measured("early_stop.metric", c.early_stop.metric);
     if (!(c.plateau.factor > 0 && c.plateau.factor < 1)) {
       refuse(fmt::format("{}: expected a number between 0 and 1", label("plateau.factor", c.plateau.factor)),
              "the learning rates are multiplied by it");
     }
-    if (c.barebones) {
-      check_barebones();
-    }
+  }
+
+  void check_modes() {
+    const TrainConfig& c = config_;
     if (c.benchmark && c.deterministic != Determinism::off) {
       refuse({"benchmark", c.benchmark}, {"deterministic", c.deterministic},
              "the fastest algorithm may be another one in each run", "remove one of them");
@@ -219,6 +252,10 @@ class Checker {
       refuse({"cuda_graphs", c.cuda_graphs}, {"detect_anomaly", c.detect_anomaly},
              "a graph does not look at the values of its operations", "remove one of them");
     }
+  }
+
+  void check_dist() {
+    const TrainConfig& c = config_;
     if (c.dist.heartbeat_timeout_s > 0 && c.dist.heartbeat_timeout_s < 2) {
       refuse(fmt::format("{}: expected 0, or 2 or more", label("dist.heartbeat_timeout_s", c.dist.heartbeat_timeout_s)),
              "each machine sends a heartbeat every second");
@@ -228,23 +265,13 @@ class Checker {
              "a static graph does not change its unused parameters",
              "remove one of them; static_graph alone also allows parameters that are never used");
     }
-    if (const StepCount steps = config_.data.steps_per_epoch;
-        config_.data.min_steps_per_epoch > 0 && !steps.is_all() && !steps.is_part()) {
-      refuse({"data.min_steps_per_epoch", config_.data.min_steps_per_epoch}, {"data.steps_per_epoch", steps},
-             "each epoch has the given number of steps", "remove one of them; a part such as 10% may have a minimum");
-    }
-    check_weights_only();
-    check_requeue();
-    check_resume();
-    check_spikes();
-    check_logs();
   }
 
   // Other metrics come from a validation, or from the means of epochs.
   void check_that_it_is_measured(const char* field, const std::string& metric) {
     const TrainConfig& c = config_;
-    const bool of_epoch = c.report.epoch_means && metric.starts_with("epoch_");
-    if (!metric.empty() && !metric.starts_with("val_") && !of_epoch && c.report.every_steps == 0 &&
+    const bool of_epoch = c.report.epoch_means && metric.starts_with(kEpochPrefix);
+    if (!metric.empty() && !metric.starts_with(kValidationPrefix) && !of_epoch && c.report.every_steps == 0 &&
         c.fast_dev_run == 0) {
       refuse({field, metric}, {"report.every_steps", c.report.every_steps},
              c.report.every_s > 0 ? "reports by time decide nothing" : "the metric is never measured",
@@ -329,18 +356,15 @@ class Checker {
   // A run that reports nothing cannot decide by what it reports.
   void check_barebones() {
     const TrainConfig& c = config_;
-    const auto refuse_with = [&](bool is_set, const Given& other) {
-      if (is_set) {
-        refuse({"barebones", c.barebones}, other, "such a run neither reports, validates nor saves",
+    if (!c.barebones) {
+      return;
+    }
+    visit_excluded_by_barebones(c, [&](const char* name, const auto& value, const auto& off) {
+      if (value != off) {
+        refuse({"barebones", c.barebones}, {name, value}, "such a run neither reports, validates nor saves",
                "remove one of them");
       }
-    };
-    refuse_with(c.fast_dev_run > 0, {"fast_dev_run", c.fast_dev_run});
-    refuse_with(c.spike.z_score > 0, {"spike.z_score", c.spike.z_score});
-    refuse_with(!c.plateau.metric.empty(), {"plateau.metric", c.plateau.metric});
-    refuse_with(!c.early_stop.metric.empty(), {"early_stop.metric", c.early_stop.metric});
-    refuse_with(!c.checkpoint.monitor.empty(), {"checkpoint.monitor", c.checkpoint.monitor});
-    refuse_with(c.dist.max_restarts > 0, {"dist.max_restarts", c.dist.max_restarts});
+    });
   }
 
   const TrainConfig& config_;

@@ -7,8 +7,8 @@
 
 #include <lockstep/base/file_system.h>
 
-#include "base/follow_links.h"
 #include "base/json.h"
+#include "base/paths.h"
 #include "base/text.h"
 
 namespace lockstep {

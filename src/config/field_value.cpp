@@ -107,7 +107,8 @@ Refusal from_text(const FieldInfo& info, std::string_view text, int& out) {
 Refusal from_text(const FieldInfo& info, std::string_view text, std::int64_t& out) {
   const auto value = parse_int(text);
   if (!value) {
-    return Problem{expected_number(info, /*whole=*/true), {}};
+    const bool is_switch_of_others = info.name == "fast_dev_run" && to_lower(text) == "true";
+    return Problem{expected_number(info, /*whole=*/true), is_switch_of_others ? "use 1, a number of steps" : ""};
   }
   out = *value;
   return std::nullopt;
@@ -332,8 +333,7 @@ Refusal spelling_value(std::string_view text, std::span<const Spelling> spelling
       return Problem{expected, std::string(other.hint)};
     }
   }
-  const auto near = closest(text, names);
-  return Problem{expected, near ? fmt::format("did you mean {}?", *near) : std::string()};
+  return Problem{expected, did_you_mean(text, names, "", "")};
 }
 
 }  // namespace detail

@@ -27,6 +27,7 @@ constexpr ForeignName kRows[] = {
     {"use_gpu use_cuda cuda", "use --compute_setup gpu"},
     {"use_cpu no_cuda no_gpu cpu cpu_only", "use --compute_setup cpu"},
     {"world_size num_processes num_procs nproc n_procs np", "use --nprocs N: ranks in total over all nodes", "nprocs"},
+    {"n", "use --nprocs N: ranks in total over all nodes"},  // of mpirun and srun; in a file it may be anything
     {"nproc_per_node nprocs_per_node gpus_per_node devices_per_node num_gpus_per_node",
      "use --nprocs N, which counts the ranks of all nodes, or: lockstep run --nproc-per-node N -- PROGRAM"},
     {"nnodes num_nodes num_machines", kSeveralMachines},
@@ -80,7 +81,7 @@ constexpr ForeignName kRows[] = {
     {"use_same_data_for_val", "give the validation the same data in the program"},
     {"dataloader_pin_memory", "use --data.pin_memory", "data.pin_memory"},
     {"dataloader_drop_last", "use --sampler.drop_last", "sampler.drop_last"},
-    {"random_seed manual_seed", "use --seed N", "seed"},
+    {"random_seed manual_seed seed_everything", "use --seed N", "seed"},
     // optimizer
     {"learning_rate base_lr initial_lr", "use --optim.lr X", "optim.lr"},
     {"lr_scheduler lr_scheduler_type scheduler learning_rate_scheduler custom_learning_rate_scheduler scheduler_params "
@@ -244,8 +245,10 @@ constexpr ForeignName kRows[] = {
     {"throughputmonitor", "add the callback lockstep::ThroughputMonitor to the trainer"},
     {"track_grad_norm gradientmonitoring", "add the callback lockstep::GradientMonitor to the trainer"},
     {"basepredictionwriter", "give Trainer::predict a directory in the program"},
-    {"inference_mode plugins model_registry suggest_integrations",
+    {"inference_mode model_registry suggest_integrations",
      "remove it: the program decides this, there is no such setting"},
+    {"plugins",
+     "the program has what it needs of them: Trainer::use_strategy, Trainer::add_sink, lockstep::GradientHook"},
     // communication
     {"ddp_timeout dist_timeout", "use --dist.timeout_s SECONDS", "dist.timeout_s"},
     {"bucket_cap_mb ddp_bucket_cap_mb", "use --dist.bucket_mib X", "dist.bucket_mib"},

@@ -127,9 +127,8 @@ class PhaseParser {
         return nullptr;
       }
     }
-    const auto near = closest(name, names);
     refuse(name.empty() ? "the name of the curve is missing" : "unknown curve",
-           near ? fmt::format("did you mean {}?", *near) : fmt::format("use one of {}", join(names, ", ")));
+           did_you_mean(name, names, "", fmt::format("use one of {}", join(names, ", "))));
     return nullptr;
   }
 

@@ -210,16 +210,21 @@ class Migrator {
     return false;
   }
 
+  /// Today's name of a setting; "": it has none.
+  static std::string field_for(const std::string& name) {
+    if (section_of(name) == "trainer" && is_field(key_of(name))) {
+      return key_of(name);  // a file of Lightning
+    }
+    const ForeignName* foreign = find_foreign_name(name);
+    return foreign == nullptr ? std::string() : std::string(foreign->field);
+  }
+
   static bool rename_one(const Document& document, Migration& migration) {
     for (const FileSetting& setting : document.settings()) {
       const std::string name = normal_name(setting.name);
       const bool is_of_program = section_of(name) == kProgramSection;
-      const ForeignName* foreign = is_of_program || is_field(name) ? nullptr : find_foreign_name(name);
-      if (foreign == nullptr || foreign->field.empty()) {
-        continue;
-      }
-      const std::string field(foreign->field);
-      if (document.find(field) != nullptr) {
+      const std::string field = is_of_program || is_field(name) ? std::string() : field_for(name);
+      if (field.empty() || document.find(field) != nullptr) {
         continue;
       }
       if (auto text = document.renamed(setting, field)) {

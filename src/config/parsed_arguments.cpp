@@ -53,8 +53,7 @@ class ArgumentReader {
     } else if (negated == nullptr || !negated->is_bool) {
       refuse(flag.written + ": unknown flag",
              hint_for_unknown(flag.name, names(), "--",
-                              is_long ? "see --help-all for all flags; -- ends those of lockstep"
-                                      : "flags begin with --; see --help-all"));
+                              is_long ? "see --help-all for all flags" : "flags begin with --; see --help-all"));
       if (!flag.attached && tokens_.value() != nullptr) {
         tokens_.take();  // probably its value: do not report it as a second problem
       }

@@ -1,8 +1,8 @@
 #include "data/bad_samples.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -53,16 +53,19 @@ Batch BadSamples::load(const Dataset& data, std::span<const std::int64_t> ids, c
 
 // Throws the error of the first bad one, which names only it.
 void BadSamples::throw_of_first(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed) const {
-  try {
-    for (const std::int64_t id : ids) {
+  for (const std::int64_t id : ids) {
+    try {
       load(data, {&id, 1}, seed);
+    } catch (const Error& error) {
+      if (!error.hint().empty() || is_out_of_memory(error)) {
+        throw DataError(error.what(), error.hint(), exit_code_of(error));
+      }
+      // A data set of several names its parts' samples by other numbers.
+      const std::string name = fmt::format("{}: ", sample_names({&id, 1}));
+      const std::string_view text = error.what();
+      throw DataError(fmt::format("{}{}", text.starts_with(name) ? "" : name, text),
+                      "--data.max_bad_samples N replaces up to N such samples of each rank", exit_code_of(error));
     }
-  } catch (const Error& error) {
-    const bool is_bad_sample = error.hint().empty() && !is_out_of_memory(error);
-    throw DataError(
-        error.what(),
-        is_bad_sample ? "--data.max_bad_samples N replaces up to N such samples of each rank" : error.hint(),
-        exit_code_of(error));
   }
 }
 
@@ -106,7 +109,8 @@ std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const S
       note(candidate, error);
     }
   }
-  throw DataError("all samples of the data set are bad");
+  throw DataError("all samples of the data set are bad",
+                  "the warnings before say what is wrong with each of them; look at the code that reads the data");
 }
 
 void BadSamples::note(std::int64_t id, const std::exception& error) {

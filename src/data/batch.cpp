@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <string>
-
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -8,32 +5,21 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/batch.h>
 
+#include "base/text.h"
 #include "data/for_each_tensor.h"
+#include "tensor/find_tensor.h"
 
 namespace lockstep {
 
-namespace {
-
-const at::Tensor* find_field(const NamedTensors& fields, std::string_view name) {
-  const auto found = std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.first == name; });
-  return found == fields.end() ? nullptr : &found->second;
-}
-
-}  // namespace
-
 const at::Tensor& Batch::operator[](std::string_view name) const {
-  if (const at::Tensor* field = find_field(fields, name)) {
+  if (const at::Tensor* field = find_tensor(fields, name)) {
     return *field;
   }
-  std::string names;
-  for (const auto& [known, tensor] : fields) {
-    names += (names.empty() ? "" : ", ") + known;
-  }
-  throw DataError(fmt::format("batch: no field '{}'; its fields are: {}", name, names.empty() ? "(none)" : names),
-                  "the data set names the fields; input, target and weight are members of Batch");
+  throw DataError(fmt::format("batch: found no field '{}'", printable(name)),
+                  known_names(fields) + "; the data set names them; input, target and weight are members of Batch");
 }
 
-bool Batch::has(std::string_view name) const { return find_field(fields, name) != nullptr; }
+bool Batch::has(std::string_view name) const { return find_tensor(fields, name) != nullptr; }
 
 Batch Batch::to(c10::Device device, bool non_blocking) const {
   // A copy to the host must be synchronous, or it could be read before the data arrive.

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -31,8 +29,11 @@
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "data/worker_pool.h"
+#include "environment/process_name.h"
 #include "formats/array_file.h"
 #include "tensor/dtype_names.h"
+#include "tensor/shape_text.h"
+#include "tensor/tensor_bytes.h"
 
 namespace lockstep {
 
@@ -43,13 +44,14 @@ namespace fs = std::filesystem;
 /// The tensors of a batch of `samples` samples as they are stored.
 NamedTensors cached_columns(const Batch& batch, std::int64_t samples) {
   if (batch.extra.has_value()) {
-    throw DataError("cache: samples with `extra` cannot be cached, only tensors");
+    throw DataError("cache: samples with `extra` cannot be cached, only tensors",
+                    "put its values into tensors, such as Batch::fields, or add it after the cache");
   }
   NamedTensors columns = columns_of(batch);
   for (auto& [name, tensor] : columns) {
     if (tensor.dim() == 0 || tensor.size(0) != samples) {
-      throw DataError(fmt::format("cache: found {} of shape [{}] for {}, expected [{}, ...]", name,
-                                  fmt::join(tensor.sizes(), ", "), counted(samples, "sample"), samples),
+      throw DataError(fmt::format("cache: found {} of shape {} for {}, expected [{}, ...]", name,
+                                  shape_text(tensor.sizes()), counted(samples, "sample"), samples),
                       "only data sets with one row of each tensor for each sample can be cached");
     }
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
@@ -125,14 +127,10 @@ void for_all_samples(const Dataset& data, int workers, const std::string& what, 
 
 NamedTensors first_sample(const Dataset& data) {
   if (data.size() == 0) {
-    throw DataError("cache: the data set is empty");
+    throw DataError("cache: the data set is empty", "check the path and the split of the data set");
   }
   const std::int64_t id = 0;
   return cached_columns(data.get({&id, 1}, {}), /*samples=*/1);
-}
-
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
 fs::path column_file(const fs::path& directory, std::size_t column) {
@@ -223,7 +221,7 @@ std::unique_ptr<FileLock> lock_files(const fs::path& directory) {
   std::string owner;
   bool told = false;
   while (true) {
-    if (auto lock = files.try_lock(directory / ".lock", fmt::format("process {}", getpid()), owner)) {
+    if (auto lock = files.try_lock(directory / ".lock", pid_on_host(), owner)) {
       return lock;
     }
     if (!std::exchange(told, true)) {
@@ -233,16 +231,10 @@ std::unique_ptr<FileLock> lock_files(const fs::path& directory) {
   }
 }
 
-void check_cacheable(const std::shared_ptr<const Dataset>& data) {
-  if (!data) {
-    throw DataError("cache: the data set is null");
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
-  check_cacheable(data);
+  require_data("cache", data);
   const c10::NoGradGuard no_grad;
   const NamedTensors first = first_sample(*data);
   std::int64_t bytes = 0;
@@ -271,7 +263,7 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
 
 std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory,
                                           World& world) {
-  check_cacheable(data);
+  require_data("cache", data);
   std::shared_ptr<const Dataset> cached;
   // One rank after another: the second finds the cache of the first, or is on another machine.
   world.one_by_one("the cache of the data", [&] {

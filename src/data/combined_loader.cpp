@@ -78,7 +78,8 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
     throw DataError("combined loader: found no loader, expected one or more");
   }
   if (const auto null = std::ranges::find(loaders_, nullptr); null != loaders_.end()) {
-    throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()));
+    throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()),
+                    "give it the addresses of loaders that exist as long as it does");
   }
   began_ = mapped(loaders_, &BatchSource::position);
 }
@@ -220,7 +221,8 @@ void CombinedLoader::seek(const LoaderPosition& position) {
   check_position(position, /*dataset_size=*/0, position.consumed);
   if (position.state.empty()) {
     if (position.consumed > 0) {
-      throw CheckpointError("checkpoint position: the positions of the combined loaders are missing");
+      throw CheckpointError("checkpoint position: the positions of the combined loaders are missing",
+                            "resume with the loaders of the checkpoint, or start over with --fresh");
     }
     if (position.epoch != epoch_) {  // nobody knows where its loaders would begin after those before
       began_.assign(loaders_.size(), {.epoch = position.epoch});

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -16,9 +15,11 @@
 #include "base/text.h"
 #include "data/bad_samples.h"
 #include "data/device_prefetcher.h"
+#include "data/sample_error.h"
 #include "data/step_plan.h"
 #include "data/stream_source.h"
 #include "data/worker_pool.h"
+#include "tensor/shape_text.h"
 #include "world/agreement.h"
 
 namespace lockstep {
@@ -40,12 +41,8 @@ void check_given(const std::shared_ptr<const Dataset>& data) {
 
 void check_same_data(const std::string& data, World& world) {
   if (const auto difference = find_disagreement(world.gather(data))) {
-    throw_about_rank(
-        difference->rank, world,
-        CommError(fmt::format("rank {} has other data: {}, {} {}", difference->rank, printable(difference->found),
-                              difference->others, printable(difference->expected)),
-                  "give every rank the same files; the loader divides the samples among the ranks",
-                  ExitCode::disagree));
+    throw_disagreement(*difference, world, "has other data:",
+                       "give every rank the same files; the loader divides the samples among the ranks");
   }
 }
 
@@ -54,8 +51,8 @@ void check_rows(const Batch& batch, std::int64_t samples) {
   for (const auto& [name, tensor] :
        {std::pair("input", &batch.input), std::pair("target", &batch.target), std::pair("weight", &batch.weight)}) {
     if (tensor->defined() && (tensor->dim() == 0 || tensor->size(0) != samples)) {
-      throw DataError(fmt::format("the data set was asked for {} and returned {} of shape [{}], expected {} rows",
-                                  counted(samples, "sample"), name, fmt::join(tensor->sizes(), ", "), samples),
+      throw DataError(fmt::format("the data set was asked for {} and returned {} of shape {}, expected {} rows",
+                                  counted(samples, "sample"), name, shape_text(tensor->sizes()), samples),
                       "return from get() one row for each id, or set Batch::samples if rows are not samples");
     }
   }
@@ -85,7 +82,14 @@ class DatasetSource final : public BatchSource {
     std::for_each(current_.micro.begin(), current_.micro.end(), release);
     while (pool_.pending() < depth_) {
       auto step = pool_.spare();
-      planner_.next(step->plan);
+      try {
+        planner_.next(step->plan);
+      } catch (...) {  // an order of the program; the steps before are good
+        if (pool_.pending() == 0) {
+          throw;
+        }
+        break;
+      }
       pool_.submit(std::move(step));
     }
     PendingStep& step = pool_.front();
@@ -127,6 +131,7 @@ class DatasetSource final : public BatchSource {
     const c10::OptionalStreamGuard on_copy_stream(prefetcher_ ? std::optional(prefetcher_->stream()) : std::nullopt);
     PreparedBatch& prepared = step.micro[index];
     std::vector<std::int64_t> id_storage = std::move(prepared.batch.ids);
+    check_ids("data loader", ids, data_->size());  // of an order of the program
     prepared.batch = bad_samples_.get(*data_, ids, {.seed = seed_, .epoch = step.plan.pass});
     if (prepared.batch.ids.empty()) {
       id_storage.assign(ids.begin(), ids.end());
@@ -259,7 +264,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
 DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
   check_loader_plan(plan);
   if (!stream) {
-    throw DataError("data loader: the stream is null");
+    throw DataError("data loader: the stream is null", "give it what a factory such as sample_stream() returns");
   }
   impl_ = std::make_unique<Impl>(Impl{std::make_unique<StreamSource>(std::move(stream), plan, world)});
 }

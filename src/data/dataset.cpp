@@ -21,15 +21,12 @@
 #include "data/gather_rows.h"
 #include "data/sample_error.h"
 #include "data/stacker.h"
+#include "tensor/shape_text.h"
+#include "tensor/tensor_bytes.h"
 
 namespace lockstep {
 
 namespace {
-
-template <typename T>
-std::uint32_t crc_of(std::span<const T> values) {
-  return crc32c(std::as_bytes(values));
-}
 
 /// ", input [1000, 10] Float 1a2b3c4d": hashes only the first and the last row, so that the cost does not depend on the
 /// size.
@@ -40,9 +37,8 @@ std::string describe_rows(std::string_view name, const at::Tensor& tensor) {
                tensor.narrow(0, std::max<std::int64_t>(rows - 1, 0), std::min<std::int64_t>(rows, 1))})
           .cpu()
           .contiguous();
-  const std::span bytes(static_cast<const std::byte*>(ends.const_data_ptr()), ends.nbytes());
-  return fmt::format(", {} [{}] {} {:08x}", name, fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
-                     crc_of(bytes));
+  return fmt::format(", {} {} {} {:08x}", name, shape_text(tensor.sizes()), c10::toString(tensor.scalar_type()),
+                     crc32c(bytes_of(ends)));
 }
 
 class TensorDataset final : public Dataset {
@@ -116,11 +112,13 @@ class Subset final : public Dataset {
 
   Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
     check_ids("subset", ids, size());
-    return data_->get(mapped(ids, [&](std::int64_t id) { return ids_[static_cast<std::size_t>(id)]; }), seed);
+    Batch batch = data_->get(mapped(ids, [&](std::int64_t id) { return ids_[static_cast<std::size_t>(id)]; }), seed);
+    batch.ids.clear();  // numbers in the other data set; the loader sets those of this one
+    return batch;
   }
 
   std::string fingerprint() const override {
-    return fmt::format("{} ({:08x}) of {}", Dataset::fingerprint(), crc_of(std::span<const std::int64_t>(ids_)),
+    return fmt::format("{} ({:08x}) of {}", Dataset::fingerprint(), crc32c(std::as_bytes(std::span(ids_))),
                        data_->fingerprint());
   }
 
@@ -257,22 +255,18 @@ std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
     throw DataError(fmt::format("sample data set: size is {}, expected 0 or more", size));
   }
   if (!get) {
-    throw DataError("sample data set: the function is empty");
+    throw DataError("sample data set: the function is missing");
   }
   return std::make_shared<SampleDataset>(size, std::move(get), std::move(name));
 }
 
 std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids) {
-  if (!data) {
-    throw DataError("subset: the data set is null");
-  }
+  require_data("subset", data);
   return std::make_shared<Subset>(std::move(data), std::move(ids));
 }
 
 std::shared_ptr<Dataset> take(std::shared_ptr<const Dataset> data, std::int64_t count) {
-  if (!data) {
-    throw DataError("take: the data set is null");
-  }
+  require_data("take", data);
   if (count < 0) {
     throw DataError(fmt::format("take: count is {}, expected 0 or more", count));
   }
@@ -285,8 +279,8 @@ std::shared_ptr<Dataset> concat(std::vector<std::shared_ptr<const Dataset>> part
   if (parts.empty()) {
     throw DataError("concat: found no data set, expected one or more");
   }
-  if (const auto null = std::ranges::find(parts, nullptr); null != parts.end()) {
-    throw DataError(fmt::format("concat: data set {} is null", null - parts.begin()));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    require_data(fmt::format("concat, part {}", i), parts[i]);
   }
   return std::make_shared<Concat>(std::move(parts));
 }

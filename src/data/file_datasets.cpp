@@ -20,6 +20,7 @@
 #include "formats/token_windows.h"
 #include "tensor/byte_views.h"
 #include "tensor/dtype_names.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 
@@ -144,8 +145,8 @@ std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, Part part) {
   const at::Tensor images = tensor_in(files[0], parse_file(*files[0], parse_idx));
   const at::Tensor labels = tensor_in(files[1], parse_file(*files[1], parse_idx));
   if (images.dim() != 3 || labels.dim() != 1 || images.size(0) != labels.size(0)) {
-    throw DataError(fmt::format("{}: found images [{}] and labels [{}], expected [N, height, width] and [N]",
-                                directory.string(), fmt::join(images.sizes(), ", "), fmt::join(labels.sizes(), ", ")));
+    throw DataError(fmt::format("{}: found images {} and labels {}, expected [N, height, width] and [N]",
+                                directory.string(), shape_text(images.sizes()), shape_text(labels.sizes())));
   }
   return scaled_bytes_dataset(images.unsqueeze(1), labels.to(at::kLong));
 }

@@ -12,8 +12,8 @@
 #include <lockstep/data/image_folder.h>
 
 #include "base/crc32c.h"
-#include "base/follow_links.h"
 #include "base/mapped.h"
+#include "base/paths.h"
 #include "base/text.h"
 #include "data/image_file.h"
 #include "data/sample_error.h"

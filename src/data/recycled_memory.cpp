@@ -1,6 +1,5 @@
 #include "data/recycled_memory.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 

@@ -18,6 +18,7 @@
 #include "data/finite_values.h"
 #include "data/step_plan.h"
 #include "sampling/epoch_hash.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 
@@ -50,10 +51,9 @@ std::int64_t rows_of(const Batch& batch, const NamedTensors& columns) {
   }
   for (const auto& [name, tensor] : columns) {
     if (tensor.dim() == 0 || tensor.size(0) != columns.front().second.size(0)) {
-      throw DataError(
-          fmt::format("replay buffer: found {} of shape [{}] and {} of shape [{}], expected [N, ...] for all",
-                      columns.front().first, fmt::join(columns.front().second.sizes(), ", "), name,
-                      fmt::join(tensor.sizes(), ", ")));
+      throw DataError(fmt::format("replay buffer: found {} of shape {} and {} of shape {}, expected [N, ...] for all",
+                                  columns.front().first, shape_text(columns.front().second.sizes()), name,
+                                  shape_text(tensor.sizes())));
     }
   }
   return columns.front().second.size(0);

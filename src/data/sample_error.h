@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/dataset.h>
 
 #include "base/text.h"
 
@@ -51,12 +54,29 @@ auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
   }
 }
 
+/// Throws DataError: "subset: the data set is null".
+inline void require_data(std::string_view what, const std::shared_ptr<const Dataset>& data) {
+  if (!data) {
+    throw DataError(fmt::format("{}: the data set is null", what),
+                    "give it what a factory such as tensor_dataset() returns");
+  }
+}
+
 /// Throws DataError: "subset: found sample id 7, expected 0 to 4".
 inline void check_ids(std::string_view what, std::span<const std::int64_t> ids, std::int64_t size) {
   for (const std::int64_t id : ids) {
     if (id < 0 || id >= size) {
       throw DataError(fmt::format("{}: found sample id {}, expected 0 to {}", what, id, size - 1));
     }
+  }
+}
+
+/// Throws DataError: "stream: found a batch of 8 samples with 1 id".
+inline void check_id_count(std::string_view what, const Batch& batch) {
+  if (!batch.ids.empty() && std::ssize(batch.ids) != batch.samples) {
+    throw DataError(fmt::format("{}: found a batch of {} with {}", what, counted(batch.samples, "sample"),
+                                counted(std::ssize(batch.ids), "id")),
+                    "give each sample an id, or none");
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "data/sample_error.h"
 
 namespace lockstep {
 
@@ -66,9 +67,7 @@ Ids parse(const std::string& text, const std::filesystem::path& file, const Data
 
 Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::path& file, World& world,
                     const SplitOptions& options) {
-  if (!data) {
-    throw DataError("split: the data set is null");
-  }
+  require_data("split", data);
   std::string text;
   world.main_first("the split of the data", [&] {
     if (!world.is_main()) {

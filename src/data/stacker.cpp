@@ -13,7 +13,9 @@
 
 #include "base/ceil_div.h"
 #include "base/mapped.h"
+#include "base/problems.h"
 #include "data/for_each_tensor.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 
@@ -128,12 +130,12 @@ void Stacker::add_column(const std::string& name, const at::Tensor& first) {
     }
     const std::int64_t dimension = padding.dimension < 0 ? padding.dimension + first.dim() : padding.dimension;
     if (dimension < 0 || dimension >= first.dim()) {
-      throw DataError(fmt::format("sample {}: found {} of shape [{}], expected dimension {} to pad", ids_.front(), name,
-                                  fmt::join(first.sizes(), ", "), padding.dimension));
+      throw DataError(fmt::format("sample {}: found {} of shape {}, expected dimension {} to pad", ids_.front(), name,
+                                  shape_text(first.sizes()), padding.dimension));
     }
     if (std::ranges::find(column.padded, dimension, &Padded::dimension) != column.padded.end()) {
-      throw DataError(fmt::format("padding of '{}': dimension {} of shape [{}] is padded twice", name, dimension,
-                                  fmt::join(first.sizes(), ", ")));
+      throw DataError(fmt::format("padding of '{}': dimension {} of shape {} is padded twice", name, dimension,
+                                  shape_text(first.sizes())));
     }
     if (c10::isIntegralType(first.scalar_type(), /*includeBool=*/true) && padding.value != std::trunc(padding.value)) {
       throw DataError(fmt::format("padding of '{}': value is {}, expected a whole number for type {}", name,
@@ -186,8 +188,8 @@ void Stacker::check_same(std::int64_t id, const Column& column, const at::Tensor
     const auto dimensions = mapped(column.padded, &Padded::dimension);
     throw DataError(
         fmt::format(
-            "sample {}: found {} of shape [{}], expected [{}]{} as in sample {}", id, name,
-            fmt::join(found.sizes(), ", "), fmt::join(expected.sizes(), ", "),
+            "sample {}: found {} of shape {}, expected {}{} as in sample {}", id, name, shape_text(found.sizes()),
+            shape_text(expected.sizes()),
             dimensions.empty() ? "" : fmt::format(" with any size of dimension {}", fmt::join(dimensions, " and ")),
             ids_.front()),
         dimensions.empty() ? "the samples of a batch are stacked: give them one shape, or pad them with padded()"
@@ -201,11 +203,11 @@ void Stacker::check_same(std::int64_t id, const Column& column, const at::Tensor
 }
 
 Batch sample_of(const Batch& batch, std::int64_t index, std::int64_t samples) {
-  Batch sample = batch;
+  Batch sample{.input = batch.input, .target = batch.target, .fields = batch.fields, .weight = batch.weight};
   for_each_tensor(sample, [&](at::Tensor& tensor) {
     if (tensor.dim() == 0 || tensor.size(0) != samples) {
-      throw DataError(fmt::format("found a tensor of shape [{}] in a batch of {} samples, expected [{}, ...]",
-                                  fmt::join(tensor.sizes(), ", "), samples, samples),
+      throw DataError(fmt::format("found a tensor of shape {} in a batch of {} samples, expected [{}, ...]",
+                                  shape_text(tensor.sizes()), samples, samples),
                       "dimension 0 must be the samples");
     }
     tensor = tensor.select(0, index);
@@ -217,7 +219,9 @@ Batch sample_of(const Batch& batch, std::int64_t index, std::int64_t samples) {
           fmt::format("found {} values in `extra`, expected {}, one for each sample", extras->size(), samples));
     }
     sample.extra = std::any((*extras)[position]);
-  } else if (batch.extra.has_value() && samples > 1) {
+  } else if (samples == 1) {
+    sample.extra = batch.extra;
+  } else if (batch.extra.has_value()) {
     throw DataError(
         fmt::format("found one `extra` of a batch of {} samples, expected a std::vector<std::any>", samples));
   }
@@ -247,9 +251,7 @@ void check_paddings(std::span<const Padding> paddings) {
            "set Padding::mask to another name"});
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 }  // namespace lockstep

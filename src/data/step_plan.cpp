@@ -10,6 +10,7 @@
 
 #include "base/ceil_div.h"
 #include "base/crc32c.h"
+#include "base/problems.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -197,9 +198,7 @@ void check_loader_plan(const LoaderPlan& plan) {
     problems.push_back(
         {fmt::format("data.steps_per_epoch: found {}%, expected a part above 0%, 100% at most", steps.percent())});
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 std::int64_t fixed_steps_per_epoch(const LoaderPlan& plan) {
@@ -238,9 +237,11 @@ void check_position(const LoaderPosition& position, std::int64_t dataset_size, s
         kOtherDataHint);
   }
   if (position.epoch < 0 || position.consumed < 0 || position.consumed > most_consumed) {
-    throw CheckpointError(fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}",
-                                      position.epoch, position.consumed, most_consumed),
-                          "the checkpoint belongs to another data set or sampler; start over with --fresh");
+    throw CheckpointError(
+        fmt::format("checkpoint position: found epoch {} with {} samples consumed, expected 0 to {}", position.epoch,
+                    position.consumed, most_consumed),
+        "the epoch was longer then: give its --data.steps_per_epoch (or min_steps_per_epoch) until the epoch is over; "
+        "if the data set or the sampler is another one, start over with --fresh");
   }
 }
 

@@ -86,7 +86,7 @@ void Stream::skip(std::int64_t samples) {
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
                                       std::vector<Padding> paddings, std::function<void()> cancel) {
   if (!start) {
-    throw DataError("sample stream: the function is empty");
+    throw DataError("sample stream: the function is missing");
   }
   check_paddings(paddings);
   return std::make_unique<SampleStream>(std::move(start), std::move(paddings), std::move(cancel));

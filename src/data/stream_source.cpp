@@ -15,6 +15,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/world/world.h>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "data/batch_columns.h"
 #include "data/finite_values.h"
@@ -232,8 +233,7 @@ bool StreamSource::is_taken(const ReadStep& step) const {
 bool StreamSource::pass_is_over() const { return !ready_.empty() && !is_taken(ready_.back()); }
 
 std::int64_t StreamSource::share() const {
-  const std::int64_t all = plan_.batch.global_batch_size;
-  return all / world_.size() + (world_.rank() < all % world_.size() ? 1 : 0);
+  return share_of(plan_.batch.global_batch_size, world_.size(), world_.rank());
 }
 
 // Collective, the same number of steps on every rank. False: a rank was asked to stop while one waited for data; what
@@ -396,6 +396,9 @@ std::optional<Batch> StreamSource::read_batch(std::int64_t most) {
   if (batch && (batch->samples < 1 || batch->samples > most)) {
     throw DataError(fmt::format("stream: found a batch of {} samples, expected 1 to {}", batch->samples, most),
                     "set Batch::samples; nullopt ends the epoch");
+  }
+  if (batch) {
+    check_id_count("stream", *batch);
   }
   if (batch && plan_.sampler.drop_last && batch->samples < most) {  // its step is not full, which ends the epoch
     if (call([&] { return stream_->next(most - batch->samples); })) {

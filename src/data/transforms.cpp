@@ -106,11 +106,9 @@ class Padded final : public Dataset {
 
 template <class Function>
 void check_map_arguments(const char* name, const std::shared_ptr<const Dataset>& data, const Function& f) {
-  if (!data) {
-    throw DataError(fmt::format("{}: the data set is null", name));
-  }
+  require_data(name, data);
   if (!f) {
-    throw DataError(fmt::format("{}: the function is empty", name));
+    throw DataError(fmt::format("{}: the function is missing", name));
   }
 }
 
@@ -129,9 +127,7 @@ std::shared_ptr<Dataset> map_batches(std::shared_ptr<const Dataset> data, std::f
 }
 
 std::shared_ptr<Dataset> padded(std::shared_ptr<const Dataset> data, std::vector<Padding> paddings) {
-  if (!data) {
-    throw DataError("padded: the data set is null");
-  }
+  require_data("padded", data);
   check_paddings(paddings);
   return std::make_shared<Padded>(std::move(data), std::move(paddings));
 }

@@ -30,18 +30,6 @@ std::vector<std::string> self_and_parents(std::string path) {
   return paths;
 }
 
-/// "MemTotal:       24661812 kB"
-std::int64_t memory_of_meminfo(std::string_view meminfo) {
-  constexpr std::string_view kLabel = "MemTotal:";
-  for (const std::string& line : split(meminfo, '\n')) {
-    if (line.starts_with(kLabel) && line.ends_with("kB")) {
-      const std::string_view number(line.data() + kLabel.size(), line.size() - kLabel.size() - 2);
-      return parse_int(trim(number)).value_or(0) * 1024;
-    }
-  }
-  return 0;
-}
-
 /// Converts NVML's "00000000:3B:00.0" to the form of sysfs, "0000:3b:00.0".
 std::string sysfs_name(std::string_view pci_bus_id) {
   constexpr std::size_t kDomainDigits = 4;
@@ -108,7 +96,7 @@ std::optional<int> cores_of_cpu_max(std::string_view cpu_max) {
 }
 
 CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
-  const std::int64_t machine_memory = memory_of_meminfo(read("/proc/meminfo").value_or(""));
+  const std::int64_t machine_memory = 1024 * number_after(read("/proc/meminfo").value_or(""), "MemTotal:");
   CpuTopology topology{
       .memory_bytes = machine_memory, .affinity_cores = affinity_cores, .machine_memory_bytes = machine_memory};
   const std::string groups = read("/proc/self/cgroup").value_or("");

@@ -12,6 +12,7 @@
 #include <lockstep/environment/hardware.h>
 
 #include "base/json.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "environment/visible_devices.h"
 
@@ -155,9 +156,7 @@ Hardware read_hardware(const std::filesystem::path& file) {
       reader.expected("gpus", *list, "a list of GPUs");
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
   if (gpus.empty()) {
     hardware.gpu_note = "the description lists no GPU";
   }

@@ -7,6 +7,7 @@
 #include <lockstep/environment/launch_name.h>
 
 #include "base/text.h"
+#include "environment/own_variables.h"
 #include "environment/process_name.h"
 #include "environment/text_file.h"
 
@@ -17,9 +18,8 @@ namespace {
 std::string parent_process() {
   const pid_t parent = getppid();
   const std::string stat = read_text_file(fmt::format("/proc/{}/stat", parent)).value_or("");
-  // The second field is a name in parentheses that may contain any character. The start time is field 22.
   constexpr std::size_t kStartTime = 19;
-  const auto fields = split(stat.substr(std::min(stat.rfind(')') + 2, stat.size())), ' ');
+  const auto fields = stat_fields(stat);
   return fmt::format("{} {} {}", this_process().machine, parent, fields.size() > kStartTime ? fields[kStartTime] : "");
 }
 
@@ -27,8 +27,8 @@ std::string parent_process() {
 
 LaunchName launch_name(const Variables& variables, const std::optional<Identity>& identity) {
   LaunchName name;
-  if (identity && identity->control_fd >= 0) {
-    const std::string mark = variables.get("LOCKSTEP_LAUNCH_ID").value_or("");  // outer/inner
+  if (identity && identity->is_supervised()) {
+    const std::string mark = variables.get(own_variables::kLaunchMark).value_or("");  // outer/inner
     name.id = mark.substr(mark.rfind('/') + 1);
   } else if (identity && identity->launcher == "torchrun") {
     name.id = parent_process();  // the agent

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
 #include "base/text.h"
+#include "environment/text_file.h"
 
 namespace lockstep {
 namespace {
@@ -26,17 +26,10 @@ bool watches_its_ranks(const Identity& identity) {
 
 /// 0: the process is outside of this container or does not exist.
 pid_t parent_of(pid_t pid) {
-  constexpr std::string_view kLabel = "PPid:";
   if (pid == getpid()) {
     return getppid();
   }
-  std::ifstream in(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with(kLabel)) {
-      return static_cast<pid_t>(parse_int(trim(std::string_view(line).substr(kLabel.size()))).value_or(0));
-    }
-  }
-  return 0;
+  return static_cast<pid_t>(number_after(read_text_file(fmt::format("/proc/{}/status", pid)).value_or(""), "PPid:"));
 }
 
 /// Also false if the system does not allow us to look: the process then belongs to another user.
@@ -73,8 +66,7 @@ std::vector<LauncherProcess> open_launcher(const Identity& identity, const Varia
     if (pid <= 1) {
       break;  // it ends after us, or is outside of this container
     }
-    LauncherProcess process{.handle = Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))),
-                            .name = name_of(pid)};
+    LauncherProcess process{.handle = open_process(pid), .name = name_of(pid)};
     if (parent_of(child) != pid) {  // the pid may belong to another process now
       throw CommError(fmt::format("the launcher ended while rank {} started", identity.rank));
     }

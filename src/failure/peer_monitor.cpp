@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
@@ -186,7 +185,7 @@ void PeerMonitor::look_at_processes(PeerWatch::Time now) {
     if (options_.stalls) {
       options_.stalls->add(peer);
     }
-    Descriptor handle(static_cast<int>(syscall(SYS_pidfd_open, peer.process.pid, 0)));
+    Descriptor handle = open_process(peer.process.pid);
     if (!handle.is_open() && errno == ESRCH) {
       peers->peer_ended(peer);
     } else {

@@ -12,7 +12,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <lockstep/base/error.h>
 
@@ -76,20 +75,7 @@ std::optional<Message> parse(std::string_view packet) {
 
 Channel::Channel(int fd) noexcept : fd_(fd) {
   // The worker inherits its end through exec, but its own children must not inherit it.
-  fcntl(fd_, F_SETFD, FD_CLOEXEC);
-}
-
-Channel::Channel(Channel&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-Channel& Channel::operator=(Channel&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Channel::~Channel() {
-  if (fd_ >= 0) {
-    close(fd_);
-  }
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 void Channel::send(const Message& message) const noexcept {
@@ -105,9 +91,9 @@ void Channel::send(const Message& message) const noexcept {
   packet.msg_iov = parts.data();
   packet.msg_iovlen = parts.size();
   const auto deadline = std::chrono::steady_clock::now() + deadlines::kSend;
-  while (sendmsg(fd_, &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+  while (sendmsg(fd(), &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     const bool full = errno == EAGAIN;
-    const bool again = full ? !may_be_dropped(message.kind) && wait_writable(fd_, deadline) : errno == EINTR;
+    const bool again = full ? !may_be_dropped(message.kind) && wait_writable(fd(), deadline) : errno == EINTR;
     if (!again) {
       return;
     }
@@ -118,7 +104,7 @@ std::optional<Message> Channel::receive() const {
   std::array<char, sizeof(Header) + kMaxText> buffer;
   while (true) {
     // With MSG_TRUNC the full length of a packet is returned, so that parse() detects a packet that was too long.
-    const ssize_t size = recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT | MSG_TRUNC);
+    const ssize_t size = recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT | MSG_TRUNC);
     if (size < 0 && errno == EINTR) {
       continue;
     }

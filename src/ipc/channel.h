@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "base/descriptor.h"
+
 namespace lockstep {
 
 struct Message {
@@ -31,15 +33,12 @@ class Channel {
  public:
   static constexpr std::size_t kMaxText = 60000;  ///< longer texts are cut
   explicit Channel(int fd) noexcept;              ///< owns fd and makes it close-on-exec
-  Channel(Channel&& other) noexcept;
-  Channel& operator=(Channel&& other) noexcept;
-  ~Channel();
   void send(const Message& message) const noexcept;
   std::optional<Message> receive() const;  ///< non-blocking; nullopt: no message. Malformed messages are dropped.
-  int fd() const noexcept { return fd_; }
+  int fd() const noexcept { return fd_.get(); }
 
  private:
-  int fd_ = -1;
+  Descriptor fd_;
 };
 
 /// Connected pair: {supervisor end, worker end}; both close-on-exec.

@@ -198,7 +198,7 @@ SharedReduction::SharedReduction(std::shared_ptr<const SharedMemory> memory, Opt
   memory_->reserve(static_cast<std::size_t>(part(0) - memory_->data()), offsets_.back() - offsets_.front());
   for (const pid_t process : options_.processes) {
     const bool is_this = process == ::getpid();  // ranks may be threads
-    processes_.emplace_back(is_this ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+    processes_.push_back(is_this ? Descriptor() : open_process(process));
     if (!is_this && !processes_.back().is_open()) {
       throw_errno(fmt::format("cannot watch process {} of another rank", process));
     }

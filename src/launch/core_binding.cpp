@@ -1,27 +1,17 @@
 #include "launch/core_binding.h"
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <set>
-#include <sstream>
 
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "environment/text_file.h"
 
 namespace lockstep {
 namespace {
-
-std::optional<std::string> read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return std::nullopt;
-  }
-  return std::move(text).str();
-}
 
 /// {}: unknown.
 std::vector<int> cores_near(const Gpu& gpu, const std::vector<int>& allowed, const ReadText& read) {
@@ -81,7 +71,7 @@ std::vector<std::vector<int>> cores_of_ranks(int ranks, const std::vector<Gpu>& 
 }
 
 std::vector<std::vector<int>> cores_of_ranks(int ranks, const Hardware& hardware) {
-  return cores_of_ranks(ranks, hardware.gpus, allowed_cores(), read_text);
+  return cores_of_ranks(ranks, hardware.gpus, allowed_cores(), read_text_file);
 }
 
 std::optional<int> threads_of_bound_ranks(const std::vector<std::vector<int>>& cores_of_ranks) {

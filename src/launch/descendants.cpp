@@ -20,11 +20,11 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/descriptor.h"
 #include "base/text.h"
 #include "base/write_all.h"
+#include "environment/own_variables.h"
 #include "failure/deadlines.h"
-#include "launch/worker_environment.h"
-#include "supervise/worker_process.h"
 
 namespace lockstep {
 namespace {
@@ -43,7 +43,7 @@ bool is_marked(pid_t pid, std::string_view launch_id) {
   if (environment.find(launch_id) == std::string::npos) {
     return false;  // applies to nearly all processes of the machine
   }
-  const std::string mark = std::string(kLaunchMark) + "=";
+  const std::string mark = std::string(own_variables::kLaunchMark) + "=";
   const std::vector<std::string> entries = split(environment, '\0');
   return std::ranges::any_of(entries, [&](const std::string& entry) {
     return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;

@@ -18,7 +18,7 @@ namespace lockstep {
 /// because it cannot tell them from children of the program; those with the mark end nevertheless.
 class Descendants {
  public:
-  /// `launch_id`: value of kLaunchMark, long and random.
+  /// `launch_id`: value of own_variables::kLaunchMark, long and random.
   /// Throws: LaunchError.
   explicit Descendants(std::string launch_id);
   ~Descendants();  ///< ends all descendants and the watcher, also if someone has stopped or killed it

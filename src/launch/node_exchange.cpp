@@ -15,18 +15,18 @@
 
 #include "base/address.h"
 #include "base/descriptor.h"
+#include "base/duration.h"
 #include "base/text.h"
+#include "base/waiting_line.h"
 #include "environment/store_listener.h"
 
 namespace lockstep {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::string_view kGreeting = "lockstep-node";
 constexpr std::string_view kAnswer = "lockstep-ranks";
-constexpr milliseconds kSayEvery{10000};
 constexpr milliseconds kPause{200};
 constexpr int kPatienceForALine = 2;          // seconds, for a connected peer
 constexpr std::int64_t kMostRanks = 1 << 20;  // of one node; a higher number is invalid
@@ -34,12 +34,13 @@ constexpr std::int64_t kMostRanks = 1 << 20;  // of one node; a higher number is
 /// Waits for the other launchers until the timeout, a stop signal, or readable data.
 class Wait {
  public:
-  Wait(milliseconds timeout, SignalInbox& signals) : timeout_(timeout), signals_(signals) {}
+  Wait(milliseconds timeout, SignalInbox& signals)
+      : timeout_(timeout), line_(timeout, LogLevel::info), signals_(signals) {}
 
   /// False: continue to wait, or stop if there is a signal. `fd` -1: only waits for time.
-  bool readable(int fd, milliseconds longest) {
+  bool readable(int fd) {
     pollfd events[]{{.fd = fd, .events = POLLIN, .revents = 0}, {.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
-    poll(events, std::size(events), static_cast<int>(std::min(longest, kSayEvery).count()));
+    poll(events, std::size(events), static_cast<int>(kPause.count()));
     return !stop_requested() && (events[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
   }
 
@@ -49,23 +50,18 @@ class Wait {
     return signal_.has_value();
   }
   const std::optional<int>& signal() const noexcept { return signal_; }
-  bool is_over() const { return Clock::now() - start_ >= timeout_; }
-  std::int64_t seconds() const { return std::chrono::duration_cast<std::chrono::seconds>(timeout_).count(); }
+  bool is_over() const { return line_.is_over(); }
+  std::int64_t seconds() const { return whole_seconds(timeout_); }
 
   void say(const std::string& missing) {
-    if (const auto waited = Clock::now() - start_; waited >= say_at_) {
-      say_at_ += kSayEvery;
-      log_info(fmt::format("waiting for {} ({} of {} s)", missing,
-                           std::chrono::duration_cast<std::chrono::seconds>(waited).count(), seconds()));
-    }
+    line_.say([&] { return "waiting for " + missing; });
   }
 
  private:
-  const Clock::time_point start_ = Clock::now();
   const milliseconds timeout_;
+  WaitingLine line_;
   SignalInbox& signals_;
   std::optional<int> signal_{};
-  Clock::duration say_at_ = kSayEvery;
 };
 
 /// "" if nothing or an incomplete line arrived.
@@ -106,7 +102,7 @@ RanksPerNode collect(const NodeExchange& exchange, int own_ranks, Wait& wait) {
   std::vector<Descriptor> launchers(ranks.size());
   ranks[0] = own_ranks;
   while (std::ranges::find(ranks, 0) != ranks.end()) {
-    const bool knocked = wait.readable(socket.socket.get(), kPause);
+    const bool knocked = wait.readable(socket.socket.get());
     if (wait.signal()) {
       return {.signal = wait.signal()};
     }
@@ -161,7 +157,7 @@ RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait& wait) {
     const Descriptor launcher = reach(exchange);
     if (launcher.is_open()) {
       send_line(launcher.get(), fmt::format("{} {} {} {}", kGreeting, exchange.node, own_ranks, exchange.run_id));
-      while (!wait.signal() && !wait.is_over() && !wait.readable(launcher.get(), kPause)) {
+      while (!wait.signal() && !wait.is_over() && !wait.readable(launcher.get())) {
         wait.say("the launchers of the other nodes");
       }
       const std::string line = wait.signal() || wait.is_over() ? std::string() : read_line(launcher.get());
@@ -180,7 +176,7 @@ RanksPerNode ask(const NodeExchange& exchange, int own_ranks, Wait& wait) {
       }
     }
     wait.say(fmt::format("the launcher of node 0 at {}", place));
-    wait.readable(-1, kPause);
+    wait.readable(-1);
   }
   return {.signal = wait.signal()};
 }

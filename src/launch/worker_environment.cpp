@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "environment/own_variables.h"
 #include "environment/visible_devices.h"
 #include "supervise/worker_process.h"
 
@@ -44,20 +45,20 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   // c10d warns about sockets of failed ranks, which would hide the failure itself.
   values.emplace("TORCH_CPP_LOG_LEVEL", "ERROR");
 
-  const std::string outer = request.environment.get(kLaunchMark).value_or("");
-  values[kLaunchMark] = outer.empty() ? attempt.launch_id : outer + "/" + attempt.launch_id;
-  values["LOCKSTEP_RUN_ID"] = attempt.run_id;
-  values["LOCKSTEP_RESTART"] = std::to_string(attempt.number);
-  values.erase("LOCKSTEP_HALVINGS");
+  const std::string outer = request.environment.get(own_variables::kLaunchMark).value_or("");
+  values[own_variables::kLaunchMark] = outer.empty() ? attempt.launch_id : outer + "/" + attempt.launch_id;
+  values[own_variables::kRunId] = attempt.run_id;
+  values[own_variables::kRestart] = std::to_string(attempt.number);
+  values.erase(own_variables::kHalvings);
   if (attempt.halvings) {
-    values["LOCKSTEP_HALVINGS"] = std::to_string(*attempt.halvings);
+    values[own_variables::kHalvings] = std::to_string(*attempt.halvings);
   }
-  values["LOCKSTEP_CONTROL_FD"] = std::to_string(WorkerProcess::kControlFd);
-  values["LOCKSTEP_PROGRESS_FD"] = std::to_string(WorkerProcess::kProgressFd);
-  values["LOCKSTEP_TERMINAL_WIDTH"] = std::to_string(attempt.terminal_width);
-  values.erase("LOCKSTEP_STORE_FD");
+  values[own_variables::kControlFd] = std::to_string(WorkerProcess::kControlFd);
+  values[own_variables::kProgressFd] = std::to_string(WorkerProcess::kProgressFd);
+  values[own_variables::kTerminalWidth] = std::to_string(attempt.terminal_width);
+  values.erase(own_variables::kStoreFd);
   if (rank == "0") {
-    values["LOCKSTEP_STORE_FD"] = std::to_string(WorkerProcess::kStoreFd);
+    values[own_variables::kStoreFd] = std::to_string(WorkerProcess::kStoreFd);
   }
   return Variables(std::move(values));
 }

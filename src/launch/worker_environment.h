@@ -9,10 +9,6 @@
 
 namespace lockstep {
 
-/// Marks every process of a launch, so that the supervisor can find and end it: unlike the parent or the group,
-/// descendants always inherit it. A launch inside a launch adds its own mark.
-inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
-
 /// Values that are common to all ranks of one attempt.
 struct Attempt {
   int number = 0;  ///< number of earlier restarts

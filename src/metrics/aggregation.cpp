@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -63,11 +65,16 @@ void MaxMetric::update(const at::Tensor& values) {
 
 namespace {
 
+std::string element_name(double quantile) { return fmt::format("p{:.6g}", quantile * 100); }
+
 double checked_gamma(const std::vector<double>& quantiles, double relative_error) {
   OptionCheck check("Quantile");
+  std::set<std::string> names;
   for (const double quantile : quantiles) {
     check.refuse_if(!(quantile >= 0 && quantile <= 1),
                     fmt::format("found the quantile {}, expected a number from 0 to 1", quantile));
+    check.refuse_if(!names.insert(element_name(quantile)).second,
+                    fmt::format("found two quantiles with the name {}", element_name(quantile)));
   }
   check.refuse_if(quantiles.empty(), "found no quantile, expected at least one")
       .expect("relative_error", relative_error, relative_error >= 1e-5 && relative_error < 1,
@@ -113,8 +120,6 @@ at::Tensor Quantile::compute() const {
   return values;
 }
 
-std::vector<std::string> Quantile::element_names() const {
-  return mapped(quantiles_, [](double quantile) { return fmt::format("p{:.6g}", quantile * 100); });
-}
+std::vector<std::string> Quantile::element_names() const { return mapped(quantiles_, element_name); }
 
 }  // namespace lockstep::metrics

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -13,6 +12,7 @@
 #include <lockstep/metrics/classification.h>
 
 #include "base/option_check.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep::metrics {
 namespace {
@@ -40,8 +40,8 @@ std::int64_t columns_of(const char* metric, const Checked& options) {
 }
 
 [[noreturn]] void throw_shapes(const at::Tensor& predictions, const at::Tensor& targets, const std::string& expected) {
-  throw Error(fmt::format("metric: found predictions of shape [{}] and targets of shape [{}], expected {}",
-                          fmt::join(predictions.sizes(), ", "), fmt::join(targets.sizes(), ", "), expected));
+  throw Error(fmt::format("metric: found predictions of shape {} and targets of shape {}, expected {}",
+                          shape_text(predictions.sizes()), shape_text(targets.sizes()), expected));
 }
 
 /// On a device it would cost a wait, and the device checks it itself.
@@ -308,7 +308,7 @@ at::Tensor ConfusionMatrix::compute() const {
     case Normalize::all:
       return safe_divide(counts, counts.sum({-2, -1}, /*keepdim=*/true).expand_as(counts));
     default:
-      return counts;
+      return counts.clone();  // the next update changes the state in place
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -28,6 +29,9 @@ at::Tensor& Metric::add_state(std::string name, at::Tensor initial, StateReducti
       (is_cat && (initial.dim() == 0 || initial.size(0) != 0))) {
     throw ConfigError("metric state '" + name + "': expected float64 or int64" +
                       (is_cat ? ", and shape [0, ...] at the beginning" : ""));
+  }
+  if (std::ranges::find(states_, name, &State::name) != states_.end()) {
+    throw ConfigError("metric state '" + name + "': found two states of this name", "give each state its own name");
   }
   at::Tensor value = initial.clone();
   return states_.emplace_back(State{std::move(name), std::move(initial), reduction, std::move(value)}).value;

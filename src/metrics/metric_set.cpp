@@ -16,7 +16,9 @@
 #include <lockstep/base/error.h>
 
 #include "base/mapped.h"
-#include "base/text.h"
+#include "base/problems.h"
+#include "tensor/find_tensor.h"
+#include "tensor/shape_text.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -58,9 +60,8 @@ void check_state(const NamedState& state) {
   const bool fits =
       state.value.dim() == state.initial.dim() && state.value.sizes().slice(rows) == state.initial.sizes().slice(rows);
   if (!fits || kind_of(state.value) != kind_of(state.initial)) {
-    throw Error(fmt::format("the metric state '{}' has become {} [{}], expected {} [{}] as it began", state.name,
-                            c10::toString(state.value.scalar_type()), fmt::join(state.value.sizes(), ", "),
-                            c10::toString(state.initial.scalar_type()), fmt::join(state.initial.sizes(), ", ")),
+    throw Error(fmt::format("the metric state '{}' has become {}, expected {} as it began", state.name,
+                            kind_text(state.value), kind_text(state.initial)),
                 "let update() keep its shape and kind, or begin with those of the updates");
   }
 }
@@ -69,15 +70,11 @@ void check_state(const NamedState& state) {
 void agree_on_states(const std::vector<NamedState>& states, World& world) {
   std::string mine;
   for (const NamedState& state : states) {
-    mine += fmt::format("{} {} [{}] {}\n", state.name, c10::toString(state.initial.scalar_type()),
-                        fmt::join(state.initial.sizes(), ", "), static_cast<int>(state.reduction));
+    mine += fmt::format("{} {} {}\n", state.name, kind_text(state.initial), static_cast<int>(state.reduction));
   }
   if (const auto difference = find_disagreement(world.gather(mine))) {
-    throw_about_rank(
-        difference->rank, world,
-        CommError(fmt::format("rank {} has the metric state {}, {} {}", difference->rank, printable(difference->found),
-                              difference->others, printable(difference->expected)),
-                  "return the same metrics from Task::metrics on every rank", ExitCode::disagree));
+    throw_disagreement(*difference, world, "has the metric state",
+                       "return the same metrics from Task::metrics on every rank");
   }
 }
 
@@ -283,18 +280,16 @@ void MetricSet::check_sizes() const {
     } catch (const std::exception&) {  // one of the program may have no value before its first update
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 std::vector<std::pair<std::string, double>> MetricSet::values(World& world, const States& earlier) {
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   std::vector<std::pair<std::string, double>> values;
   if (metrics_.empty()) {
     return values;
   }
-  const c10::NoGradGuard no_grad;
-  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   const StatesKept kept(metrics_);
   add_earlier(states, earlier);
   reduce_states(states, world);
@@ -338,12 +333,12 @@ NamedTensors MetricSet::save(World& world, const States& states) {
 }
 
 NamedTensors MetricSet::save(World& world) {
+  const c10::NoGradGuard no_grad;
+  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   NamedTensors saved;
   if (metrics_.empty()) {
     return saved;
   }
-  const c10::NoGradGuard no_grad;
-  const std::vector<NamedState> states = agreed_states(metrics_, agreed_, world);
   for (const at::ScalarType kind : kKinds) {
     const auto fixed = choose(states, [&](const auto& s) { return !is_cat(s) && kind_of(s.initial) == kind; });
     if (fixed.empty()) {
@@ -362,10 +357,7 @@ NamedTensors MetricSet::save(World& world) {
 }
 
 void MetricSet::load(const NamedTensors& saved, const World& world) {
-  const auto find = [&](const std::string& name) -> const at::Tensor* {
-    const auto entry = std::ranges::find(saved, name, [](const auto& tensor) { return tensor.first; });
-    return entry == saved.end() ? nullptr : &entry->second;
-  };
+  const auto find = [&](const std::string& name) { return find_tensor(saved, name); };
   const auto fits = [](const at::Tensor& rows, const NamedState& state) {
     return rows.scalar_type() == state.initial.scalar_type() && rows.dim() > 0 &&
            (state.reduction == StateReduction::cat ? rows.sizes().slice(1) == state.initial.sizes().slice(1)

@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -10,6 +9,7 @@
 #include <lockstep/metrics/regression.h>
 
 #include "base/option_check.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep::metrics {
 namespace {
@@ -17,8 +17,8 @@ namespace {
 /// Predictions minus targets, float64.
 at::Tensor error_of(const char* metric, const at::Tensor& predictions, const at::Tensor& targets) {
   if (predictions.sizes() != targets.sizes()) {
-    throw Error(fmt::format("{}: found predictions of shape [{}] and targets of shape [{}], expected equal shapes",
-                            metric, fmt::join(predictions.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
+    throw Error(fmt::format("{}: found predictions of shape {} and targets of shape {}, expected equal shapes", metric,
+                            shape_text(predictions.sizes()), shape_text(targets.sizes())));
   }
   return predictions.to(at::kDouble) - targets.to(at::kDouble);
 }
@@ -58,8 +58,8 @@ void R2Score::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const at::Tensor errors = error_of("R2Score", predictions, targets);
   const std::int64_t outputs = sum_.size(0);
   if (!(errors.dim() == 1 && outputs == 1) && !(errors.dim() == 2 && errors.size(1) == outputs)) {
-    throw Error(fmt::format("R2Score: found predictions of shape [{}], expected [N, {}]",
-                            fmt::join(predictions.sizes(), ", "), outputs));
+    throw Error(fmt::format("R2Score: found predictions of shape {}, expected [N, {}]", shape_text(predictions.sizes()),
+                            outputs));
   }
   const at::Tensor values = targets.to(at::kDouble).view({-1, outputs});
   sum_ += values.sum(0);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -21,6 +22,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
@@ -236,6 +238,16 @@ class StateReader {
     return mismatch_.compare(name, found, like) ? at::empty_like(like).copy_(found) : at::Tensor();
   }
   void note_missing(const std::string& name) { mismatch_.missing.push_back(name); }
+  /// The number of elements of a tensor that exists.
+  std::int64_t size_of(const std::string& name) const { return given_.at(name).numel(); }
+  /// Leaves out all tensors whose names begin so.
+  void skip(std::string_view prefix) {
+    for (const auto& [name, tensor] : given_) {
+      if (name.starts_with(prefix)) {
+        taken_.insert(name);
+      }
+    }
+  }
 
   /// Throws: CheckpointError with all recorded mismatches and all unread tensors.
   void finish(const NamedTensors& given) {
@@ -410,6 +422,16 @@ LoadedStates read_lbfgs(const BuiltOptimizer& built, StateReader& reader) {
     loaded.emplace_back(place, nullptr);
     return loaded;
   }
+  // A callback may freeze them again after the resume; the module was compared before.
+  const std::string direction = lbfgs_key(built, "d");
+  if (reader.has(direction) && reader.size_of(direction) != flat_gradient(group.params()).numel()) {
+    if (log_rank() == 0) {  // every rank finds the same
+      log_warning("LBFGS begins with an empty memory: other parameters were frozen when its state was saved");
+    }
+    reader.skip(lbfgs_key(built, ""));
+    loaded.emplace_back(place, nullptr);
+    return loaded;
+  }
   const auto read_number = [&](std::string_view field, auto value) {
     const std::string key = lbfgs_key(built, field);
     const at::Tensor found =
@@ -432,8 +454,9 @@ LoadedStates read_lbfgs(const BuiltOptimizer& built, StateReader& reader) {
 constexpr std::string_view kRate = ".base_lr";
 std::string rate_key(const std::string& parameter) { return parameter + std::string(kRate); }
 
-/// The numbers of all parameters together; {}: the optimizer has none.
-std::vector<at::Tensor> read_common(const BuiltOptimizer& built, const NamedTensors& state, StateReader& reader) {
+/// The numbers of all parameters together; {}: the optimizer has none, or has made no step.
+std::vector<at::Tensor> read_common(const BuiltOptimizer& built, const LoadedStates& loaded, StateReader& reader) {
+  const bool has_steps = std::ranges::any_of(loaded, [](const auto& entry) { return entry.second != nullptr; });
   std::vector<at::Tensor> common;
   const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
   for (const auto& number : rule != nullptr ? rule->rule_defaults().rule->common() : std::vector<CommonNumber>()) {
@@ -441,7 +464,7 @@ std::vector<at::Tensor> read_common(const BuiltOptimizer& built, const NamedTens
       double value = 0;
       reader.read(key, value);
       common.push_back(at::scalar_tensor(value, at::kDouble));
-    } else if (!state.empty()) {
+    } else if (has_steps) {
       reader.note_missing(key);
     }
   }
@@ -517,7 +540,7 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   } else {
     loaded = read_parameters(built, reader);
   }
-  std::vector<at::Tensor> common = read_common(built, state, reader);
+  std::vector<at::Tensor> common = read_common(built, loaded, reader);
   const std::vector<GroupRate> rates = read_rates(built, reader);
   reader.finish(state);
   for (std::size_t group = 0; group < rates.size(); ++group) {

@@ -1,6 +1,7 @@
 #include "optim/param_groups.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <unordered_map>
 #include <utility>
@@ -15,6 +16,7 @@
 
 #include "base/mapped.h"
 #include "base/option_check.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "optim/option_values.h"
 #include "optim/rule_optimizer.h"
@@ -75,6 +77,13 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
     const double limit = spec.groups[i].max_grad_norm;
     check.refuse_if(!(limit >= 0), fmt::format("group {} has max_grad_norm {}, expected 0 or more", i, limit),
                     "0: this group has no limit of its own");
+    const double scale = spec.groups[i].lr_scale;
+    check.refuse_if(!(scale >= 0 && std::isfinite(scale)),
+                    fmt::format("group {} has lr_scale {}, expected 0 or more", i, scale));
+    const double decay = spec.groups[i].weight_decay;
+    check.refuse_if(!((decay >= 0 && std::isfinite(decay)) || decay == -1),
+                    fmt::format("group {} has weight_decay {}, expected 0 or more, or -1", i, decay),
+                    "-1: that of the factory");
   }
   check.throw_problems();
   return dealt;
@@ -213,9 +222,7 @@ void check_schedules(std::span<const NamedSchedule> schedules, const std::option
            problem.hint});
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters, const OptimConfig& config,
@@ -318,6 +325,20 @@ GroupRate current_rate(const BuiltOptimizer& built, std::size_t group) {
     rate.is_given = false;
   }
   return rate;
+}
+
+void change_rates(BuiltOptimizer& built, const std::function<double(double rate)>& changed) {
+  auto& groups = built.optimizer->param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    GroupRate rate = current_rate(built, i);
+    if (rate.factor > 0) {
+      groups[i].options().set_lr(changed(rate.written));  // set_rates() makes it the base
+    } else if (const double base = changed(rate.base); base != rate.base) {
+      rate.base = base;
+      rate.is_given = false;
+      write_rate(built, i, rate, rate.factor);
+    }
+  }
 }
 
 NamedTensors evaluation_values(const BuiltOptimizer& built) {

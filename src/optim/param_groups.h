@@ -1,6 +1,7 @@
 // Named parameters -> optimizer groups, and optimizer state -> named tensors.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,6 +75,8 @@ void set_rates(BuiltOptimizer& built, const ScheduleStep& step);
 
 /// The group's rate, with what a callback may have written since the last set_rates().
 GroupRate current_rate(const BuiltOptimizer& built, std::size_t group);
+/// Gives each group the rate `changed(rate)`; one whose schedule is 0 now gets the base `changed(base)`.
+void change_rates(BuiltOptimizer& built, const std::function<double(double rate)>& changed);
 /// Gives the group a rate, and writes base x factor into its options.
 void write_rate(BuiltOptimizer& built, std::size_t group, GroupRate rate, double factor);
 

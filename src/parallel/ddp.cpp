@@ -68,12 +68,8 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
 }
 
 void Ddp::compare_hooks() {
-  const auto difference = find_disagreement(world_.gather(hook_ ? "a gradient hook" : "no gradient hook"));
-  if (difference) {
-    throw_about_rank(difference->rank, world_,
-                     CommError(fmt::format("rank {} has {}, {} {}", difference->rank, difference->found,
-                                           difference->others, difference->expected),
-                               "give Trainer::use_strategy the same strategy on every rank", ExitCode::disagree));
+  if (const auto difference = find_disagreement(world_.gather(hook_ ? "a gradient hook" : "no gradient hook"))) {
+    throw_disagreement(*difference, world_, "has", "give Trainer::use_strategy the same strategy on every rank");
   }
 }
 

@@ -15,10 +15,12 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/sync_batch_norm.h>
 
 #include "base/assertion.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "tensor/tensor_bytes.h"
 #include "world/agreement.h"
 #include "world/peer_errors.h"
 #include "world/world_access.h"
@@ -52,11 +54,8 @@ at::ScalarType integer_of(std::int64_t bytes) {
 
 void compare_parameters(const torch::nn::Module& module, World& world) {
   if (const auto difference = find_disagreement(world.gather(description(module)))) {
-    throw_about_rank(difference->rank, world,
-                     CommError(fmt::format("rank {} has another model: its entry {} is {}, {} {}", difference->rank,
-                                           difference->line, printable(difference->found), difference->others,
-                                           printable(difference->expected)),
-                               "build the same module on every rank, whatever its rank", ExitCode::disagree));
+    throw_disagreement(*difference, world, fmt::format("has another model: its entry {} is", difference->line),
+                       "build the same module on every rank, whatever its rank");
   }
 }
 
@@ -66,9 +65,8 @@ void compare_frozen(const torch::nn::Module& module, World& world) {
     text += fmt::format("{} ({})\n", item.key(), item.value().requires_grad() ? "trained" : "frozen");
   }
   if (const auto difference = find_disagreement(world.gather(text))) {
-    throw CommError(fmt::format("rank {} freezes other parameters: it has {}, {} {}", difference->rank,
-                                printable(difference->found), difference->others, printable(difference->expected)),
-                    "freeze and unfreeze the same parameters on every rank, at the same step", ExitCode::disagree);
+    throw_disagreement(*difference, world, "freezes other parameters: it has",
+                       "freeze and unfreeze the same parameters on every rank, at the same step");
   }
 }
 
@@ -171,8 +169,7 @@ void check_replicas(const torch::nn::Module& module, World& world, const NamedTe
     tensors.push_back(tensor);
   }
   const at::Tensor digests = digests_of(tensors).cpu();
-  const std::string_view bytes(static_cast<const char*>(digests.const_data_ptr()), digests.nbytes());
-  const std::vector<std::string> all = world.gather(bytes);
+  const std::vector<std::string> all = world.gather(text_of_bytes(digests));
   constexpr const char* kHint =
       "the previous checkpoint is valid. Look for code that changes parameters, buffers or the optimizer on one rank "
       "only, and for hardware errors on that rank's machine";

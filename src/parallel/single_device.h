@@ -1,6 +1,7 @@
 // Strategy for one device, without communication; base of the other strategies.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void clamp_grads(double limit) override;
   void set_lr(const ScheduleStep& step) override { set_rates(built_, step); }
   double lr() const override { return built_.optimizer->param_groups().front().options().get_lr(); }
+  void change_lr(const std::function<double(double rate)>& changed) override { change_rates(built_, changed); }
   void skip_if(const at::Tensor& flag) override { skip_ = flag; }
   void step() override;
   at::Tensor loss_scale() override { return scales_loss() ? scaler_->scale() : at::Tensor(); }

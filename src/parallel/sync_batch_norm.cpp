@@ -3,7 +3,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,6 +12,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 
 #include "parallel/sync_statistics.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 namespace {
@@ -152,8 +152,8 @@ void SyncBatchNormImpl::track(const ChannelSums& sums) {
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() < 2 || input.size(1) != options.num_features()) {
-    throw Error(fmt::format("SyncBatchNorm: the input has shape [{}], expected [N, {}, ...]",
-                            fmt::join(input.sizes(), ", "), options.num_features()));
+    throw Error(fmt::format("SyncBatchNorm: the input has shape {}, expected [N, {}, ...]", shape_text(input.sizes()),
+                            options.num_features()));
   }
 }
 

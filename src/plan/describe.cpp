@@ -5,6 +5,7 @@
 
 #include <lockstep/plan/plan.h>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "environment/build_info.h"
@@ -58,8 +59,8 @@ std::string job_end_text(const Plan& plan) {
   if (!plan.facts.job_end) {
     return {};
   }
-  const auto left = std::chrono::duration<double>(*plan.facts.job_end - std::chrono::steady_clock::now()).count();
-  return fmt::format(", stopping before the job ends in {}", human_duration(std::max(left, 0.0)));
+  return fmt::format(", stopping before the job ends in {}",
+                     human_duration(std::max(seconds_until(*plan.facts.job_end), 0.0)));
 }
 
 std::string precision_text(const TrainConfig& config) {

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "base/assertion.h"
+#include "base/ceil_div.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "environment/visible_devices.h"
@@ -26,11 +27,6 @@ std::string index_list(const Indices& indices) {
   return fmt::format("{}{}", fmt::join(indices, ","), indices.size() == 1 ? "," : "");
 }
 
-/// The ranks of this node if several nodes start ranks: the first nodes get one more if the division has a rest.
-int share_of_node(int nprocs, const Identity& identity) {
-  return nprocs / identity.nodes + (identity.node < nprocs % identity.nodes ? 1 : 0);
-}
-
 class DeviceChooser {
  public:
   DeviceChooser(const TrainConfig& config, const Hardware& hardware, const std::optional<Identity>& identity,
@@ -41,7 +37,8 @@ class DeviceChooser {
         findings_(findings),
         decided_(identity && !identity->devices.empty()),
         starts_ranks_(starts_ranks(identity)),
-        nprocs_(identity && starts_ranks_ ? share_of_node(config.nprocs, *identity) : config.nprocs),
+        nprocs_(identity && starts_ranks_ ? static_cast<int>(share_of(config.nprocs, identity->nodes, identity->node))
+                                          : config.nprocs),
         request_(decided_ ? DeviceSpec(identity->devices) : config.devices),
         visible_(hardware.gpus.size()) {
     std::iota(visible_.begin(), visible_.end(), 0);
@@ -181,10 +178,10 @@ class DeviceChooser {
   Indices automatic_gpus() {
     const int ranks = nprocs_ == 0 ? static_cast<int>(usable_.size()) : nprocs_;
     if (ranks > static_cast<int>(usable_.size())) {
-      findings_.problem(fmt::format("{}: found {}, expected one per rank", nprocs_flag(),
-                                    counted(static_cast<std::int64_t>(usable_.size()), "usable GPU")),
-                        use(fmt::format("--nprocs {} at most", usable_.size() * nodes())) +
-                            (nodes() > 1 ? ", or remove it: each node then uses all its GPUs" : ""));
+      findings_.problem(
+          fmt::format("{}: found {}, expected one per rank", nprocs_flag(), counted(std::ssize(usable_), "usable GPU")),
+          use(fmt::format("--nprocs {} at most", usable_.size() * nodes())) +
+              (nodes() > 1 ? ", or remove it: each node then uses all its GPUs" : ""));
       return {};
     }
     Indices chosen = most_free_of(usable_, ranks);
@@ -222,9 +219,9 @@ class DeviceChooser {
 
   Indices usable_gpus() {
     if (request_.count() > static_cast<int>(usable_.size())) {
-      findings_.problem(fmt::format("{}: found {}, {}", flag(),
-                                    counted(static_cast<std::int64_t>(usable_.size()), "usable GPU"), what_there_is()),
-                        use(fmt::format("--devices usable:{}", usable_.size())));
+      findings_.problem(
+          fmt::format("{}: found {}, {}", flag(), counted(std::ssize(usable_), "usable GPU"), what_there_is()),
+          use(fmt::format("--devices usable:{}", usable_.size())));
       return {};
     }
     return Indices(usable_.begin(), usable_.begin() + request_.count());
@@ -242,8 +239,8 @@ class DeviceChooser {
       return fmt::format("GPU {}: {}{}", index, human_bytes(gpu(index).free_bytes),
                          gpu(index).usable ? "" : ", not usable");
     });
-    findings_.problem(fmt::format("{}: {} with that much free memory ({})", flag(),
-                                  counted(static_cast<std::int64_t>(roomy.size()), "GPU"), join(free, "; ")),
+    findings_.problem(fmt::format("{}: {} with that much free memory ({})", flag(), counted(std::ssize(roomy), "GPU"),
+                                  join(free, "; ")),
                       use("fewer GPUs or a smaller limit"));
     return {};
   }

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <span>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -227,9 +226,8 @@ OptimizerMemory optimizer_memory(std::string_view text) {
   const OptimizerRow* row = find_optimizer(words.front());
   if (row == nullptr) {
     const std::vector<std::string> names = optimizer_names();
-    const auto meant = closest(words.front(), names);
     throw ConfigError(fmt::format("--optimizer {}: unknown optimizer", printable(text)),
-                      meant ? fmt::format("did you mean {}?", *meant) : fmt::format("use {}", join_or(names)));
+                      did_you_mean(words.front(), names, "", fmt::format("use {}", join_or(names))));
   }
   OptimizerMemory memory{
       .name = std::string(text), .state = row->state, .update = row->update, .can_be_sharded = row->can_be_sharded};

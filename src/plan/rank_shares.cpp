@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "base/ceil_div.h"
+
 namespace lockstep {
 namespace {
 
@@ -18,19 +20,17 @@ std::string device_text(const LocalDevice& device) {
 std::vector<RankShare> rank_shares(const Plan& plan) {
   std::vector<RankShare> shares;
   for (int node = 0; node < plan.nodes; ++node) {
-    // The first nodes have one more if the division has a rest.
-    const int ranks = plan.world_size / plan.nodes + (node < plan.world_size % plan.nodes ? 1 : 0);
+    const auto ranks = static_cast<int>(share_of(plan.world_size, plan.nodes, node));
     if (ranks > plan.local_world_size() || (node == 0 && ranks < plan.local_world_size())) {
       return {};
     }
     for (int local = 0; local < ranks; ++local) {
       const int rank = static_cast<int>(shares.size());
-      const std::int64_t global = plan.loader.batch.global_batch_size;
       shares.push_back({.rank = rank,
                         .node = node,
                         .local_rank = local,
                         .device = plan.local_devices[static_cast<std::size_t>(local)],
-                        .samples = global / plan.world_size + (rank < global % plan.world_size ? 1 : 0)});
+                        .samples = share_of(plan.loader.batch.global_batch_size, plan.world_size, rank)});
     }
   }
   return shares;

@@ -8,6 +8,7 @@
 #include <lockstep/config/config_io.h>
 #include <lockstep/plan/plan.h>
 
+#include "base/problems.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/without_files.h"
@@ -250,7 +251,7 @@ void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>&
     return;
   }
   const TrainConfig& config = plan.config;
-  const bool by_tool = identity->control_fd >= 0;
+  const bool by_tool = identity->is_supervised();
   const auto warn = [&](bool is_set, std::string_view setting, std::string_view flag_of_tool) {
     if (is_set) {
       findings.warnings.push_back(fmt::format(
@@ -316,9 +317,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
     warn_about_half_on_cpu(plan, findings);
   }
   warn_about_other_launchers(plan, identity, findings);
-  if (!findings.problems.empty()) {
-    throw ConfigError(std::move(findings.problems));
-  }
+  throw_if_any(std::move(findings.problems));
   if (plan.config.global_batch_size < plan.world_size) {
     findings.warnings.push_back(fmt::format("--global_batch_size {} over {}: some ranks have no samples",
                                             plan.config.global_batch_size, counted(plan.world_size, "rank")));

@@ -15,7 +15,7 @@
 #include <lockstep/parallel/strategy.h>
 
 #include "base/duration.h"
-#include "probe/median.h"
+#include "base/median.h"
 
 namespace lockstep {
 namespace {

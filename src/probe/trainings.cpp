@@ -30,7 +30,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
-#include "probe/median.h"
+#include "base/median.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,7 +58,7 @@ class CommandSink final : public MetricSink {
       fail(std::strerror(error));
       return;
     }
-    process_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+    process_ = open_process(pid_);
   }
 
   ~CommandSink() override {
@@ -80,8 +79,7 @@ class CommandSink final : public MetricSink {
       ::kill(-pid_, SIGKILL);
     }
     int status = 0;
-    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-    }
+    retry([&] { return ::waitpid(pid_, &status, 0); });
     if (!failed_ && WIFEXITED(status) && WEXITSTATUS(status) != 0) {
       log_warning(fmt::format("report.command '{}' ended with code {}", printable(command_), WEXITSTATUS(status)));
     }

@@ -1,8 +1,6 @@
 #include <exception>
 #include <string>
 
-#include <fmt/format.h>
-
 #include <lockstep/report/metric_sink.h>
 
 #include "base/json.h"

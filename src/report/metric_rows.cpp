@@ -157,20 +157,6 @@ class Collector {
   std::vector<std::pair<std::int64_t, double>> times_{};  // of the last rows
 };
 
-/// Calls `use` with every complete line; true if an incomplete one follows.
-template <class Use>
-bool for_each_line(std::string_view text, Use use) {
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    if (end == std::string_view::npos) {
-      return true;
-    }
-    use(text.substr(0, end));
-    text.remove_prefix(end + 1);
-  }
-  return false;
-}
-
 std::optional<double> number(std::string_view cell) {
   const auto special = special_number(cell);
   return special ? special : parse_double(cell);

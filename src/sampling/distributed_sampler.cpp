@@ -118,9 +118,7 @@ std::int64_t DistributedSampler::step_samples(std::int64_t consumed) const noexc
 }
 
 std::int64_t DistributedSampler::rank_samples(std::int64_t consumed, int rank) const noexcept {
-  const std::int64_t samples = step_samples(consumed);
-  const std::int64_t ranks = impl_->options.world_size;
-  return samples / ranks + (rank < samples % ranks ? 1 : 0);
+  return share_of(step_samples(consumed), impl_->options.world_size, rank);
 }
 
 void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int rank,
@@ -135,8 +133,7 @@ void DistributedSampler::rank_ids(std::int64_t epoch, std::int64_t consumed, int
   const std::int64_t count = rank_samples(consumed, rank);
   ids.resize(static_cast<std::size_t>(count));
   if (is_keyed(impl_->options)) {
-    const std::int64_t samples = step_samples(consumed);
-    const std::int64_t first = consumed + rank * (samples / ranks) + std::min<std::int64_t>(rank, samples % ranks);
+    const std::int64_t first = consumed + share_begin(step_samples(consumed), ranks, rank);
     impl_->keyed_ids(first, count, epoch, ids.data());
     return;
   }

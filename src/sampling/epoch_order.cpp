@@ -100,7 +100,7 @@ class Custom final : public EpochOrder {
 
 std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t> lengths, std::int64_t pool) {
   if (lengths.empty()) {
-    throw DataError("length bucketed order: the list of lengths is empty");
+    throw DataError("length bucketed order: the list of lengths is empty", "give it the length of each sample");
   }
   if (pool < 1) {
     throw DataError(fmt::format("length bucketed order: the pool is {} batches, expected 1 or more", pool));
@@ -117,7 +117,7 @@ std::shared_ptr<const EpochOrder> custom_order(
     std::int64_t length, std::function<std::vector<std::int64_t>(std::uint64_t seed, std::int64_t epoch)> make) {
   if (length < 1 || !make) {
     throw DataError(fmt::format("custom order: the length is {}{}, expected 1 or more and a function", length,
-                                make ? "" : " and the function is empty"));
+                                make ? "" : " and the function is missing"));
   }
   return std::make_shared<Custom>(length, std::move(make));
 }

@@ -14,10 +14,12 @@
 #include "base/crc32c.h"
 #include "base/mapped.h"
 #include "base/option_check.h"
+#include "base/paths.h"
 #include "base/text.h"
 #include "storage/commit.h"
 #include "storage/manifest.h"
 #include "storage/names.h"
+#include "storage/steps_to_delete.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +30,7 @@ constexpr std::string_view kSafetensors = ".safetensors";
 
 // Creates `directory` and its missing parents, and makes each durable in its parent.
 void create_durable_directories(FileSystem& fs, const Path& directory) {
-  const Path parent = directory.has_parent_path() ? directory.parent_path() : Path(".");
+  const Path parent = directory_of(directory);
   if (!fs.exists(parent)) {
     create_durable_directories(fs, parent);
   }

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -9,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/ceil_div.h"
 #include "base/crc32c.h"
 #include "base/json.h"
 #include "storage/names.h"
@@ -86,7 +88,7 @@ Manifest::File parse_file(const Json& object, const std::string& where) {
     fields.fail("a file name must have 1 to 128 of the characters A-Z a-z 0-9 . _ -");
   }
   const Json& checksums = fields.array("crc32c");
-  const std::int64_t chunks = file.size / kChunkBytes + (file.size % kChunkBytes != 0 ? 1 : 0);
+  const std::int64_t chunks = ceil_div(file.size, kChunkBytes);
   if (static_cast<std::int64_t>(checksums.size()) != chunks) {
     fields.fail(fmt::format("{}: found {} checksums, expected {} for {} bytes", file.name, checksums.size(), chunks,
                             file.size));
@@ -107,6 +109,11 @@ void check_tail(std::string_view text, const std::string& where) {
 }
 
 }  // namespace
+
+std::int64_t size_of(const Manifest& manifest) {
+  return std::accumulate(manifest.files.begin(), manifest.files.end(), std::int64_t{0},
+                         [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
+}
 
 std::string manifest_text(const Manifest& manifest) {
   std::string text = fmt::format(

@@ -1,6 +1,7 @@
 // The text of MANIFEST.json, docs/checkpoint_format.md "Manifest". Torch-free.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,8 @@ namespace lockstep {
 
 /// Larger manifests are rejected: this size is enough for terabytes.
 inline constexpr std::int64_t kMaxManifestBytes = 16 << 20;
+
+std::int64_t size_of(const Manifest& manifest);  ///< of all files of the checkpoint
 
 std::string manifest_text(const Manifest& manifest);
 

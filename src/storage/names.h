@@ -18,8 +18,14 @@ enum class DirectoryKind {
   temporary,  ///< step-0000000500.tmp.<nonce>: being written or deleted
 };
 
-/// Of the value of a metric in state.json.
-std::string metric_key(std::string_view metric);
+// Keys of state.json that one part writes and another one reads.
+inline constexpr const char* kWorldSizeKey = "world_size";
+inline constexpr const char* kThreadsKey = "threads";  ///< per rank
+inline constexpr const char* kSamplesKey = "samples";
+inline constexpr const char* kTotalStepsKey = "total_steps";
+inline constexpr const char* kWeightsOnlyKey = "weights_only";
+inline constexpr std::string_view kProgramKeys = "program.";  ///< and the name of one of the program's own flags
+std::string metric_key(std::string_view metric);              ///< of the value of a metric
 
 struct DirectoryName {
   std::int64_t step = 0;

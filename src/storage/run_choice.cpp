@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/paths.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "storage/run_record.h"
@@ -105,7 +106,7 @@ std::string choose_run(FileSystem& fs, const RunPattern& pattern, const RunChoic
       return directory;
     }
     if (create(directory)) {
-      fs.sync_directory(pattern.parent.empty() ? "." : pattern.parent);
+      fs.sync_directory(directory_of(directory));
       return directory;
     }
     if (pattern.kind == RunPattern::Kind::time) {  // another start took this second

@@ -37,7 +37,7 @@ struct CommandsTaken {
 class RunCommands {
  public:
   /// Notes the commands of the program for commands_of_run(). `run`: empty: there are no commands.
-  RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own = {});
+  RunCommands(FileSystem& fs, std::filesystem::path run, std::vector<std::string> own);
 
   /// Looks at most once per second.
   CommandsTaken take();

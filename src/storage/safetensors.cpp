@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/storage/safetensors.h>
@@ -17,6 +18,7 @@
 #include "base/json.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "storage/safetensors_item_size.h"
 
 namespace lockstep {
 namespace {

@@ -1,30 +1,15 @@
 #include "supervise/process_state.h"
 
-#include <fstream>
-#include <sstream>
-
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "environment/text_file.h"
 
 namespace lockstep {
-namespace {
-
-std::string read_proc(pid_t pid, std::string_view name) {
-  std::ostringstream text;
-  text << std::ifstream(fmt::format("/proc/{}/{}", pid, name)).rdbuf();
-  return std::move(text).str();
-}
-
-}  // namespace
 
 ProcessState parse_process_stat(std::string_view stat) {
   constexpr std::size_t kState = 0, kUserTicks = 11, kSystemTicks = 12;  // counted after the name
-  const std::size_t name_end = stat.rfind(')');
-  if (name_end == std::string_view::npos) {
-    return {};
-  }
-  const auto fields = split(trim(stat.substr(name_end + 1)), ' ');
+  const auto fields = stat_fields(stat);
   if (fields.size() <= kSystemTicks || fields[kState].size() != 1) {
     return {};
   }
@@ -32,15 +17,7 @@ ProcessState parse_process_stat(std::string_view stat) {
           .cpu_ticks = parse_int(fields[kUserTicks]).value_or(0) + parse_int(fields[kSystemTicks]).value_or(0)};
 }
 
-pid_t parse_tracer(std::string_view status) {
-  constexpr std::string_view kLabel = "TracerPid:";
-  for (const std::string& line : split(status, '\n')) {
-    if (line.starts_with(kLabel)) {
-      return static_cast<pid_t>(parse_int(trim(std::string_view(line).substr(kLabel.size()))).value_or(0));
-    }
-  }
-  return 0;
-}
+pid_t parse_tracer(std::string_view status) { return static_cast<pid_t>(number_after(status, "TracerPid:")); }
 
 std::string to_string(const ProcessState& process) {
   switch (process.state) {
@@ -56,11 +33,14 @@ std::string to_string(const ProcessState& process) {
 }
 
 ProcessState read_process_state(pid_t pid) {
-  ProcessState process = parse_process_stat(read_proc(pid, "stat"));
+  const auto read = [&](const char* name) {
+    return read_text_file(fmt::format("/proc/{}/{}", pid, name)).value_or("");
+  };
+  ProcessState process = parse_process_stat(read("stat"));
   if (process.state == 't') {
-    process.tracer = parse_tracer(read_proc(pid, "status"));
+    process.tracer = parse_tracer(read("status"));
   } else if (process.state == 'D') {
-    process.waits_in = printable(read_proc(pid, "wchan"));
+    process.waits_in = printable(read("wchan"));
   }
   return process;
 }

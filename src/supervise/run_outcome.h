@@ -36,7 +36,7 @@ class RunOutcome {
   using Time = Verdict::Time;
 
   /// Rank numbers in messages begin at `first_rank`.
-  RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank = 0);
+  RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank);
 
   void announced(int rank, const Message& message, const ProgressView& place, Time now);  ///< failure or finished
   void exited(int rank, const Ending& ending);

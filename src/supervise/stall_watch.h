@@ -97,7 +97,7 @@ class StallWatch {
 std::vector<int> furthest_behind(const std::vector<RankSample>& samples);
 
 /// "  ranks 0,2-3: step 812, backward, in collective 4104: all-reduce of 1.0 MiB", one line per different state.
-std::vector<std::string> stall_table(const std::vector<RankSample>& samples, int first_rank = 0);
+std::vector<std::string> stall_table(const std::vector<RankSample>& samples, int first_rank);
 
 /// Ranks that are in a different collective than the majority; empty: none.
 std::vector<int> in_another_collective(const std::vector<RankSample>& samples);

@@ -206,18 +206,11 @@ pid_t fork_child(const ChildPlan& plan) {
 }
 
 bool read_failure(int fd, StartFailure& failure) {
-  while (true) {
-    const ssize_t size = read(fd, &failure, sizeof(failure));
-    if (size >= 0 || errno != EINTR) {
-      return size == static_cast<ssize_t>(sizeof(failure));
-    }
-  }
+  const ssize_t size = retry([&] { return read(fd, &failure, sizeof(failure)); });
+  return size == static_cast<ssize_t>(sizeof(failure));
 }
 
 }  // namespace
-
-// Debian 12's <sys/pidfd.h> declares the functions with C++ names; older systems do not have it.
-Descriptor open_process(pid_t pid) noexcept { return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
 
 WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
   const std::string program = command.program.empty() ? "this program" : command.program;
@@ -291,11 +284,9 @@ ExitStatus WorkerProcess::reap() noexcept {
   siginfo_t info{};
   // Until the process is reaped, its pid and the group's id cannot be reused: so check first, then kill the group, then
   // reap.
-  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
-  }
+  retry([&] { return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT); });
   kill_group();
-  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) < 0 && errno == EINTR) {
-  }
+  retry([&] { return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED); });
   pidfd_.close();
   return info.si_code == CLD_EXITED ? ExitStatus{.code = info.si_status, .signal = 0}
                                     : ExitStatus{.code = 0, .signal = info.si_status};

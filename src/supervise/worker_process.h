@@ -19,9 +19,6 @@ struct ExitStatus {
   int signal = 0;  ///< 0: it exited by itself
 };
 
-/// A descriptor that becomes readable when the process ends; not open if the process does not exist.
-Descriptor open_process(pid_t pid) noexcept;
-
 struct WorkerCommand {
   std::string program{};  ///< "": the program of own_program
   int own_program = -1;   ///< descriptor of the running program

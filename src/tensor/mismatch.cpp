@@ -4,18 +4,12 @@
 #include <span>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <c10/core/ScalarType.h>
 
 #include "base/text.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 namespace {
-
-std::string kind(const at::Tensor& tensor) {
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
-}
 
 std::string first_ten(std::span<const std::string> items, std::string_view separator) {
   const std::size_t shown = std::min<std::size_t>(items.size(), 10);
@@ -32,7 +26,7 @@ bool Mismatch::compare(std::string_view name, const at::Tensor& found, const at:
   if (found.sizes() == expected.sizes() && found.scalar_type() == expected.scalar_type()) {
     return true;
   }
-  different.push_back(fmt::format("{} is {}, expected {}", name, kind(found), kind(expected)));
+  different.push_back(fmt::format("{} is {}, expected {}", name, kind_text(found), kind_text(expected)));
   return false;
 }
 

@@ -3,21 +3,28 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/tensor/named_tensors.h>
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "tensor/find_tensor.h"
 
 namespace lockstep {
 
-const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name) {
+const at::Tensor* find_tensor(const NamedTensors& tensors, std::string_view name) {
   const auto found = std::ranges::find(tensors, name, &NamedTensors::value_type::first);
-  if (found != tensors.end()) {
-    return found->second;
-  }
+  return found == tensors.end() ? nullptr : &found->second;
+}
+
+std::string known_names(const NamedTensors& tensors) {
   const auto names = mapped(tensors, &NamedTensors::value_type::first);
-  throw Error(fmt::format("found no tensor '{}'", name),
-              names.empty() ? std::string("there are none") : "use one of " + join_first(names, 10));
+  return names.empty() ? std::string("there are none") : printable("use one of " + join_first(names, 10));
+}
+
+const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name) {
+  if (const at::Tensor* tensor = find_tensor(tensors, name)) {
+    return *tensor;
+  }
+  throw Error(fmt::format("found no tensor '{}'", printable(name)), known_names(tensors));
 }
 
 }  // namespace lockstep

@@ -14,12 +14,13 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/tensor/tensor_file.h>
 
-#include "base/follow_links.h"
 #include "base/mapped_file.h"
+#include "base/paths.h"
 #include "storage/torch_pickle.h"
 #include "storage/zip_reader.h"
 #include "tensor/byte_views.h"
 #include "tensor/dtype_names.h"
+#include "tensor/tensor_bytes.h"
 #include "tensor/tensor_views.h"
 
 namespace lockstep {
@@ -61,7 +62,8 @@ NamedTensors load_torch_file(std::unique_ptr<RandomAccessFile> opened, const std
   const ZipReader zip(std::move(opened), file);
   if (zip.find("constants.pkl") != nullptr) {
     throw CheckpointError(file + ": found a TorchScript model, expected a file of weights",
-                          "load it as a module: lockstep::script_module(file)");
+                          "of torch::save in C++: torch::load(net, file) in the worker function, before fit(); of "
+                          "torch.jit.save: lockstep::script_module(file)");
   }
   const auto read = [&](const std::string& record) {
     const ZipRecord* found = zip.find(record);
@@ -72,10 +74,7 @@ NamedTensors load_torch_file(std::unique_ptr<RandomAccessFile> opened, const std
     zip.read(*found, writable_bytes(bytes));
     return bytes;
   };
-  const auto text = [&](const std::string& record) {
-    const at::Tensor bytes = read(record);
-    return std::string(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
-  };
+  const auto text = [&](const std::string& record) { return std::string(text_of_bytes(read(record))); };
   if (zip.find("byteorder") != nullptr && text("byteorder") != "little") {
     throw CheckpointError(file + ": found the byte order of another kind of machine, expected little-endian numbers",
                           "save it again on a machine with x86 or Arm processors");
@@ -121,10 +120,7 @@ TensorViews::TensorViews(const NamedTensors& tensors, const std::string& file) {
   for (const auto& [name, tensor] : tensors) {
     const std::string dtype = saved_dtype(tensor, file, name);
     const at::Tensor& host = held.emplace_back(tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
-    views.push_back({.name = name,
-                     .dtype = dtype,
-                     .shape = host.sizes().vec(),
-                     .bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}});
+    views.push_back({.name = name, .dtype = dtype, .shape = host.sizes().vec(), .bytes = bytes_of(host)});
   }
 }
 

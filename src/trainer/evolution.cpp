@@ -1,10 +1,10 @@
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <unordered_set>
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -16,6 +16,7 @@
 
 #include "base/mapped.h"
 #include "base/option_check.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 namespace {
@@ -35,6 +36,10 @@ std::vector<at::Tensor> trained_parameters(torch::nn::Module& module) {
   });
   if (parameters.empty()) {
     throw ConfigError("evolution_loss: no parameter of the module requires gradients", "unfreeze some of them");
+  }
+  if (std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.is_complex(); })) {
+    throw ConfigError("evolution_loss: found a complex parameter, expected real ones",
+                      "register its real and imaginary parts");
   }
   return parameters;
 }
@@ -88,9 +93,9 @@ class OwnValues {
 at::Tensor evaluate(const std::function<at::Tensor()>& loss) {
   at::Tensor value = loss();
   if (!value.defined() || value.dim() != 0) {
-    throw Error(value.defined() ? fmt::format("evolution_loss: the loss has shape [{}], expected a scalar",
-                                              fmt::join(value.sizes(), ", "))
-                                : "evolution_loss: the loss is undefined, expected a scalar",
+    throw Error(value.defined()
+                    ? fmt::format("evolution_loss: the loss has shape {}, expected a scalar", shape_text(value.sizes()))
+                    : "evolution_loss: the loss is undefined, expected a scalar",
                 "reduce it over the batch, for example with mean()");
   }
   return value.detach();

@@ -48,28 +48,13 @@ FitResult Fit::run() {
     tell_callbacks(error);
     throw;
   } catch (const IoError& error) {  // saving failed, or would fail
-    const KeptPlace place(record_);
-    record_last_steps();
-    tell_what_is_left();
-    note_failure(error);
-    tell_callbacks(error);
+    end_failed(error, /*may_save=*/false);
     throw;
   } catch (const std::exception& error) {
-    const KeptPlace place(record_);
-    save_after_failure();
-    record_last_steps();
-    tell_what_is_left();
-    note_failure(error);
-    tell_callbacks(error);
+    end_failed(error, /*may_save=*/true);
     throw;
   } catch (...) {
-    const KeptPlace place(record_);
-    const Error error("an exception of unknown type");
-    save_after_failure();
-    record_last_steps();
-    tell_what_is_left();
-    note_failure(error);
-    tell_callbacks(error);
+    end_failed(Error("an exception of unknown type"), /*may_save=*/true);
     throw;
   }
 }
@@ -88,6 +73,7 @@ FitResult Fit::train() {
                               .loss_check = world_.is_main() ? &loss_check_ : nullptr,
                               .graphs = graphs_ ? &*graphs_ : nullptr,
                               .loss_factor = loss_factor_,
+                              .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
                               .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
   if (!limits_.are_reached(state_)) {  // else there is nothing that more time would continue
@@ -111,12 +97,12 @@ FitResult Fit::train() {
       agreed_.stop = world_.any(asked_to_stop_());
       break;
     }
+    const bool ends_epoch = batches->ends_epoch;  // what follows may read from the loader
     run_step(step, *batches);
     place_.validation_is_due =
-        validation_ != nullptr &&
-        (agreed_.validate || validation_times_.is_due(state_, place_.steps, batches->ends_epoch));
+        validation_ != nullptr && (agreed_.validate || validation_times_.is_due(state_, place_.steps, ends_epoch));
     notify(Stage::step_end);
-    if (batches->ends_epoch) {
+    if (ends_epoch) {
       notify(Stage::epoch_end);
     }
     if (agreed_.command) {
@@ -126,12 +112,12 @@ FitResult Fit::train() {
     if (due(config_.report.every_steps) || agreed_.report) {
       report();  // the only place that waits for the device
     }
-    if (batches->ends_epoch) {
+    if (ends_epoch) {
       reports_.end_epoch();
       report_epoch();
     }
     is_between_steps_ = true;
-    if ((batches->ends_epoch || place_.validation_is_due) && callbacks_.has_any()) {
+    if ((ends_epoch || place_.validation_is_due) && callbacks_.has_any()) {
       look_for_stop();
     }
     if (place_.validation_is_due) {
@@ -140,7 +126,7 @@ FitResult Fit::train() {
     if (agreed_.save_ended) {
       tell_saved(checkpoints_.collect());
     }
-    if (agreed_.save || checkpoints_.is_due(state_, batches->ends_epoch)) {
+    if (agreed_.save || checkpoints_.is_due(state_, ends_epoch)) {
       save();
     }
   }
@@ -288,7 +274,7 @@ StageContext Fit::at(Stage stage) {
           .strategy = strategy_.get(),
           .log_to = &metrics_.logged(),
           .task = &task_,
-          .train = &train_,
+          .train = (stage & kUnsynchronizedStages) == 0 ? &train_ : &unread_train_,
           .media = files_.media()};
 }
 

@@ -1,6 +1,8 @@
 // How a fit ends: finished, stopped or failed.
+#include <exception>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -18,6 +20,21 @@
 #include "world/world_access.h"
 
 namespace lockstep {
+
+namespace {
+
+template <class Work>
+void warn_if_it_fails(std::string_view what, const Work& work) noexcept {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("{}: {}", what, without_frames(error.what())));
+  } catch (...) {
+    log_warning(fmt::format("{}: an exception of unknown type", what));
+  }
+}
+
+}  // namespace
 
 FitResult Fit::finish() {
   record_.set_phase(Phase::finish);
@@ -72,6 +89,18 @@ RunTimes Fit::run_times() {
   return times;
 }
 
+// Not after a CommError, see run().
+void Fit::end_failed(const std::exception& error, bool may_save) noexcept {
+  const KeptPlace place(record_);
+  if (may_save) {
+    save_after_failure();
+  }
+  record_last_steps();
+  tell_what_is_left();
+  note_failure(error);
+  tell_callbacks(error);
+}
+
 // A run can be saved only between steps, and only if all ranks are there.
 void Fit::save_after_failure() noexcept {
   try {
@@ -97,13 +126,7 @@ void Fit::save_after_failure() noexcept {
 
 // `lockstep compare` shows where a run began to differ, and the last steps are those that a failure is about.
 void Fit::record_last_steps() noexcept {
-  try {
-    recorder_.flush();
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("the last steps are not recorded: {}", without_frames(error.what())));
-  } catch (...) {
-    log_warning("the last steps are not recorded: an exception of unknown type");
-  }
+  warn_if_it_fails("the last steps are not recorded", [&] { recorder_.flush(); });
 }
 
 // A rank that failed says it: under a foreign launcher no other process knows of the failure.
@@ -127,15 +150,11 @@ void Fit::note_failure(const std::exception& error) noexcept {
 }
 
 void Fit::tell_callbacks(const std::exception& error) noexcept {
-  try {
+  warn_if_it_fails("a callback failed after the failure", [&] {
     StageContext context = at(Stage::exception);
     context.error = error.what();
     notify(context);
-  } catch (const std::exception& another) {
-    log_warning(fmt::format("a callback failed after the failure: {}", without_frames(another.what())));
-  } catch (...) {
-    log_warning("a callback failed after the failure: an exception of unknown type");
-  }
+  });
 }
 
 }  // namespace lockstep

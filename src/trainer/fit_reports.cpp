@@ -25,7 +25,7 @@ void Fit::report() {
   report_timer_.restart();
   const bool ends = ends_window();
   Metrics metrics = window_metrics(ends);
-  reports_.add_speed(metrics, state_.samples);
+  reports_.add_speed(metrics, state_.samples, /*may_decide=*/callbacks_.has_any());
   metrics.emplace_back("epoch", static_cast<double>(place_.number));
   metrics_.append_logged(metrics, ends);
   anomalies_.look(task_.module(), state_.step);
@@ -97,6 +97,16 @@ void Fit::look_for_stop() {
 }
 
 void Fit::validate() {
+  const LoaderPosition before = train_.position();
+  try {
+    validate_as_a_whole();
+  } catch (...) {  // the validation may have been reading from the loader of the training
+    is_between_steps_ = is_between_steps_ && train_.position() == before;
+    throw;
+  }
+}
+
+void Fit::validate_as_a_whole() {
   // What callbacks did at its start and in its batches would be done again after a resume.
   if (callbacks_.has(Stage::validation_start | Stage::validation_batch_start | Stage::validation_batch_end)) {
     as_a_whole([this] { validate_now(); });
@@ -137,13 +147,17 @@ void Fit::validate_now() {
     notify(Stage::evaluation_stopped);
     return;
   }
+  const bool is_first = !std::exchange(has_validated_, true);
+  if (is_first && world_.is_main()) {
+    warn_about_names_of_validation(evaluation.means);
+  }
   Metrics metrics = evaluation.means;
   for (auto& [name, value] : metrics) {
     name = fmt::format("{}{}", kValidationPrefix, name);
   }
   // Here the run can still be saved: no callback has seen this validation.
-  if (!std::exchange(has_validated_, true) && !resumed_ && logged.empty() &&
-      !callbacks_.may_log(Stage::validation_end) && !may_lack_metrics(metrics, config_)) {
+  if (is_first && !resumed_ && logged.empty() && !callbacks_.may_log(Stage::validation_end) &&
+      !may_lack_metrics(metrics, config_)) {
     callbacks_.check_metrics_of_validation(metrics);
   }
   as_a_whole([&] {
@@ -173,9 +187,7 @@ Metrics Fit::measured() {
   Metrics metrics = reports_.of_step();
   std::erase_if(metrics, [&](const auto& metric) { return metrics_.is_older(metric.first); });
   const std::string& monitor = config_.checkpoint.monitor;
-  const auto has_monitor = [&] {
-    return std::ranges::find(metrics, monitor, &Metrics::value_type::first) != metrics.end();
-  };
+  const auto has_monitor = [&] { return find_metric(metrics, monitor) != nullptr; };
   if (monitor.empty() || stage_of_metric(monitor, config_) != Stage::report || has_monitor() ||
       anomalies_.has_rolled_back(state_.step)) {  // the steps since the last report are left out
     return metrics;
@@ -201,11 +213,12 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
     return;
   }
   const auto names = mapped(measured, &Metrics::value_type::first);
-  monitor_is_known_ = std::ranges::find(names, monitor) != names.end();
+  monitor_is_known_ = find_metric(measured, monitor) != nullptr;
   // Ranks may have different callbacks.
   const bool may_come =
       !monitor_is_known_ && stage == Stage::report && state_.epoch == 0 && world_.any(callbacks_.has(Stage::epoch_end));
   if (!monitor_is_known_ && !may_come) {
+    told_missing_monitor_ = true;  // by the error
     save();
     throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
                       late_hint_for_metric(monitor, names));

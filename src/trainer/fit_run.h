@@ -34,6 +34,7 @@
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_limits.h"
+#include "trainer/unread_source.h"
 #include "trainer/validation_times.h"
 #include "trainer/watch/anomalies.h"
 #include "trainer/watch/loss_check.h"
@@ -129,7 +130,11 @@ class Fit {
   void look_at_time();
   ScheduleStep schedule_step() const;
   StageContext at(Stage stage);
-  void notify(Stage stage) { notify(at(stage)); }
+  void notify(Stage stage) {
+    if (callbacks_.acts_at(stage)) {  // an absent callback costs no call
+      notify(at(stage));
+    }
+  }
   void notify(const StageContext& context);
   template <class Work>
   void as_a_whole(Work&& work);
@@ -152,6 +157,7 @@ class Fit {
   void append_optimizer(Metrics& metrics) const;
   Metrics publish(Stage stage, Metrics metrics, const Metrics& logged = {});
   void validate();
+  void validate_as_a_whole();
   void validate_now();
   void act_on_anomalies(bool ends_window);
   Metrics measured();
@@ -168,6 +174,7 @@ class Fit {
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
   RunTimes run_times();
+  void end_failed(const std::exception& error, bool may_save) noexcept;
   void save_after_failure() noexcept;
   void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;
@@ -186,6 +193,7 @@ class Fit {
   CallbackList& callbacks_;
   Task& task_;
   BatchSource& train_;
+  UnreadSource unread_train_{train_};
   BatchSource* validation_;
   bool& has_fitted_;  // this trainer, in this process
   const KeptMemory memory_;
@@ -229,6 +237,13 @@ class Fit {
     take_commands();
     return limits_.must_stop(control_.stop_requested(), state_);
   };
+  const std::function<void(StrategyOptimizer&, const StepOutput&)> before_backward_ =
+      [this](StrategyOptimizer& optimizer, const StepOutput& output) {
+        StageContext context = at(Stage::backward_start);
+        context.optimizer = &optimizer;
+        context.output = &output;
+        notify(context);
+      };
   const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
     StageContext context = at(Stage::backward_end);
     context.optimizer = &optimizer;

@@ -21,6 +21,7 @@
 
 #include "base/ceil_div.h"
 #include "base/mapped.h"
+#include "base/problems.h"
 #include "base/text.h"
 #include "data/epoch_begin.h"
 #include "data/step_plan.h"
@@ -68,9 +69,7 @@ void check_validation_data(const TrainConfig& config, const BatchSource* data) {
                           "give fit() a validation source, or name a metric of the training, such as loss"});
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 void check_monitors_of_validation(const Metrics& means, const TrainConfig& config) {
@@ -82,9 +81,7 @@ void check_monitors_of_validation(const Metrics& means, const TrainConfig& confi
                           hint_for_metric(monitor.metric, names)});
     }
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
 }
 
 bool never_validates(const TrainConfig& config) {
@@ -253,6 +250,7 @@ void Fit::prepare_graphs(bool has_metrics) {
                                   : typeid(strategy) != typeid(SingleDevice) ? "the program has a strategy of its own"
                                   : strategy.optimizer_count() > 1           ? "the task has several optimizers"
                                   : has_metrics                              ? "the task has metrics with states"
+                                  : callbacks_.has(Stage::backward_start)    ? "a callback has the stage backward_start"
                                                                              : "";
   if (!config_.cuda_graphs) {
     could_have_graphs_ = reason.empty() && !config_.detect_anomaly;
@@ -267,7 +265,6 @@ void Fit::prepare_graphs(bool has_metrics) {
 void Fit::begin_with_weights() {
   const std::string& from = config_.init_weights;
   if (!from.empty() && !has_fitted_) {
-    const PhaseScope phase(record_, Phase::resume);
     const auto tensors =
         static_cast<std::int64_t>(load_weights(task_.module(), from, config_.checkpoint.allow_partial, world_));
     console_.line(fmt::format("beginning with {} of {}", counted(tensors, "tensor"), from));

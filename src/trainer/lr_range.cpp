@@ -15,6 +15,7 @@
 #include "base/option_check.h"
 #include "base/text.h"
 #include "config/without_files.h"
+#include "report/curve_picture.h"
 #include "trainer/in_precision.h"
 #include "trainer/kept_state.h"
 #include "trainer/run_checkpoints.h"
@@ -35,6 +36,12 @@ void check_range_options(const LrRangeOptions& options) {
       .throw_problems();
 }
 
+/// The rate of a step, as a part of max_lr.
+double factor_of(const LrRangeOptions& options, std::int64_t step) {
+  const double done = static_cast<double>(step) / static_cast<double>(options.steps - 1);
+  return std::pow(options.min_lr / options.max_lr, 1 - done);
+}
+
 /// A short training whose rate grows, and which leaves no files.
 Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   TrainConfig& config = plan.config;
@@ -51,11 +58,8 @@ Plan plan_of_range(Plan plan, const LrRangeOptions& options) {
   config.report.every_steps = 0;
   config.report.every_s = 0;
   write_no_files(config);
-  const double ratio = options.min_lr / options.max_lr;
-  const auto last = static_cast<double>(options.steps - 1);
-  config.optim.schedule = LrSchedule("range test", [ratio, last](const ScheduleStep& at) {
-    return std::pow(ratio, 1 - static_cast<double>(at.step) / last);
-  });
+  config.optim.schedule =
+      LrSchedule("range test", [options](const ScheduleStep& at) { return factor_of(options, at.step); });
   return plan;
 }
 
@@ -98,7 +102,8 @@ class RangeRecorder final : public Callback {
     const double loss = mean_loss(context);
     sum_ = options_.smoothing * sum_ + (1 - options_.smoothing) * loss;
     weight_ = options_.smoothing * weight_ + (1 - options_.smoothing);
-    range_.lrs.push_back(context.step.lr);
+    // That of --optim.lr: context.step.lr is that of the first group, which may have a rate of its own.
+    range_.lrs.push_back(options_.max_lr * factor_of(options_, context.state.step - 1));
     range_.losses.push_back(sum_ / weight_);
     smallest_ = std::min(smallest_, range_.losses.back());
     const bool diverges =
@@ -174,6 +179,15 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
         counted(std::ssize(range.losses), "step"), kIgnored));
   }
   return range;
+}
+
+void write_svg(const LrRange& range, const std::filesystem::path& file) {
+  write_file(real_file_system(), file,
+             svg_of({.x = range.lrs,
+                     .y = range.losses,
+                     .x_name = "learning rate",
+                     .y_name = "loss",
+                     .marked_x = range.suggestion}));
 }
 
 void write_csv(const LrRange& range, const std::filesystem::path& file) {

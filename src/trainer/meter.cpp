@@ -1,6 +1,7 @@
 #include "trainer/meter.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
 #include "base/mapped.h"
@@ -87,7 +89,14 @@ Meter::Mean& Meter::mean_of(const StepOutput& output, std::size_t index) {
     }
     require_distinct(names);
   }
-  return found != means_.end() ? *found : means_.emplace_back(Mean{.name = name});
+  if (found != means_.end()) {
+    return *found;
+  }
+  if (name.empty() || name.find('\n') != std::string::npos) {  // agree_on_names() sends one name a line
+    throw Error(fmt::format("found the metric name '{}', expected one line of text", printable(name)),
+                "give each metric of a StepOutput a name without line breaks");
+  }
+  return means_.emplace_back(Mean{.name = name});
 }
 
 // The names of all ranks, in the order in which the ranks have them.

@@ -9,9 +9,19 @@
 
 #include <lockstep/world/world.h>
 
+#include "tensor/find_tensor.h"
 #include "trainer/times_count.h"
 
 namespace lockstep {
+
+namespace {
+
+/// A parameter, a buffer or a view of one has another value after the update or the next forward.
+bool has_memory_of_others(const at::Tensor& value) {
+  return !value.has_storage() || value.use_count() > 1 || value.storage().use_count() > 1;
+}
+
+}  // namespace
 
 void MicroBatches::add(const StepOutput& output, std::int64_t samples) {
   if (!output.loss.defined() && output.metrics.empty()) {
@@ -20,7 +30,7 @@ void MicroBatches::add(const StepOutput& output, std::int64_t samples) {
   StepOutput kept(output.loss.defined() ? output.loss.detach() : at::Tensor());
   kept.count = output.count;
   for (const auto& [name, value] : output.metrics) {
-    kept.metrics.emplace_back(name, value.detach());
+    kept.metrics.emplace_back(name, has_memory_of_others(value) ? value.detach().clone() : value.detach());
   }
   parts_.emplace_back(std::move(kept), samples);
 }
@@ -87,11 +97,10 @@ StepOutput MicroBatches::output() const {
   mean_output.count = count();
   for (const auto& part : parts_) {
     for (const auto& [name, value] : part.first.metrics) {
-      if (std::ranges::find(mean_output.metrics, name, &NamedTensors::value_type::first) == mean_output.metrics.end()) {
+      if (find_tensor(mean_output.metrics, name) == nullptr) {
         mean_output.metrics.emplace_back(name, mean([&name = name](const StepOutput& out) {
-                                           const auto found =
-                                               std::ranges::find(out.metrics, name, &NamedTensors::value_type::first);
-                                           return found == out.metrics.end() ? at::Tensor() : found->second;
+                                           const at::Tensor* found = find_tensor(out.metrics, name);
+                                           return found == nullptr ? at::Tensor() : *found;
                                          }));
       }
     }

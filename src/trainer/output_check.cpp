@@ -1,20 +1,27 @@
 #include "trainer/output_check.h"
 
+#include <cmath>
 #include <string_view>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/base/error.h>
 
+#include "tensor/shape_text.h"
+
 namespace lockstep {
 namespace {
 
 [[noreturn]] void throw_shape(std::string_view what, const at::Tensor& found, const char* hint) {
-  throw Error(fmt::format("{} has shape [{}], expected a scalar", what, fmt::join(found.sizes(), ", ")), hint);
+  throw Error(fmt::format("{} has shape {}, expected a scalar", what, shape_text(found.sizes())), hint);
+}
+
+[[noreturn]] void throw_complex(std::string_view what) {
+  throw Error(fmt::format("{} is complex, expected a real number", what),
+              "return its absolute value, or the real part");
 }
 
 void check_count(const at::Tensor& count) {
@@ -32,6 +39,10 @@ void check_count(const at::Tensor& count) {
     throw DataError(fmt::format("StepOutput::count is {}, expected 0 or more", value),
                     "it is the number by which the loss was divided, for example of the tokens that count");
   }
+  if (std::isinf(value)) {
+    throw DataError("StepOutput::count is inf, expected a finite number",
+                    "a sum in half precision ends at 65504: use sum(torch::kFloat)");
+  }
 }
 
 }  // namespace
@@ -39,6 +50,9 @@ void check_count(const at::Tensor& count) {
 void check_output(const StepOutput& output) {
   if (output.loss.defined() && output.loss.dim() != 0) {
     throw_shape("the loss", output.loss, "reduce it over the batch, for example with mean()");
+  }
+  if (output.loss.defined() && output.loss.is_complex()) {
+    throw_complex("the loss");
   }
   if (output.count.defined()) {
     check_count(output.count);
@@ -50,6 +64,9 @@ void check_output(const StepOutput& output) {
     }
     if (value.numel() != 1) {
       throw_shape("metric " + name, value, "return one number, for example the mean over the batch");
+    }
+    if (value.is_complex()) {
+      throw_complex("metric " + name);
     }
   }
 }

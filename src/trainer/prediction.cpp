@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -14,7 +13,6 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/module_state.h>
-#include <lockstep/data/combined_loader.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -24,8 +22,11 @@
 #include "base/option_check.h"
 #include "base/text.h"
 #include "data/epoch_begin.h"
+#include "data/sample_error.h"
 #include "parallel/parameter_sync.h"
 #include "tensor/dtype_names.h"
+#include "tensor/shape_text.h"
+#include "tensor/tensor_bytes.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
@@ -89,6 +90,7 @@ std::vector<std::int64_t> rows_of_samples(const Batch& batch) {
 /// The state of a prediction in files: which ones count, and where it continues.
 struct PartList {
   std::string weights{};  ///< digest of the module's; "": not known
+  std::string data{};     ///< BatchSource::fingerprint(); "": not known
   std::int64_t step = 0;
   bool complete = false;
   LoaderPosition position{};
@@ -101,6 +103,7 @@ std::string part_list_text(const PartList& progress) {
   const LoaderPosition& at = progress.position;
   return dump_json({{"format", 1},
                     {"weights", progress.weights},
+                    {"data", progress.data},
                     {"step", progress.step},
                     {"complete", progress.complete},
                     {"epoch", at.epoch},
@@ -114,7 +117,11 @@ std::string part_list_text(const PartList& progress) {
 PartList parse_part_list(const std::string& text, const Path& directory) {
   try {
     const Json json = parse_json(text);
-    return {.weights = json.contains("weights") ? member_as<std::string>(json, "weights") : std::string(),
+    const auto optional = [&](const char* name) {
+      return json.contains(name) ? member_as<std::string>(json, name) : std::string();
+    };
+    return {.weights = optional("weights"),
+            .data = optional("data"),
             .step = member_as<std::int64_t>(json, "step"),
             .complete = member_as<bool>(json, "complete"),
             .position = {.epoch = member_as<std::int64_t>(json, "epoch"),
@@ -133,7 +140,7 @@ std::string digest_of(const torch::nn::Module& module) {
   std::uint32_t crc = 0;
   for (const auto& [name, tensor] : module_tensors(module)) {
     const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
-    crc = crc32c({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}, crc);
+    crc = crc32c(bytes_of(values), crc);
   }
   return fmt::format("{:08x}", crc);
 }
@@ -201,7 +208,7 @@ Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config,
       callbacks_(callbacks),
       at_(at),
       least_stop_(least_stop),
-      is_combined_(dynamic_cast<const CombinedLoader*>(&data) != nullptr) {
+      is_combined_(data.is_combined()) {
   if (config.dist.broadcast_buffers) {
     broadcast_buffers(task.module(), world_);
   }
@@ -215,6 +222,7 @@ void Prediction::notify(Stage stage) {
 }
 
 void Prediction::add(const Batch& batch) {
+  check_id_count("prediction", batch);  // of a source of the program
   at_.batch = &batch;
   ++at_.batch_number;
   notify(Stage::predict_batch_start);
@@ -226,8 +234,8 @@ void Prediction::add(const Batch& batch) {
                   "use another name");
     }
     if (tensor.dim() == 0 || tensor.size(0) != batch.samples) {
-      throw Error(fmt::format("predict_step() returned '{}' of shape [{}] for {}", printable(name),
-                              fmt::join(tensor.sizes(), ", "), counted(batch.samples, "sample")),
+      throw Error(fmt::format("predict_step() returned '{}' of shape {} for {}", printable(name),
+                              shape_text(tensor.sizes()), counted(batch.samples, "sample")),
                   "return one row for each sample");
     }
     if (!dtype_name(tensor.scalar_type())) {
@@ -381,10 +389,16 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
   }
   text = world_.broadcast_bytes(text);
   const std::string weights = world_.broadcast_bytes(world_.is_main() ? digest_of(task_.module()) : std::string());
+  const std::string data = world_.broadcast_bytes(world_.is_main() ? data_.fingerprint() : std::string());
   if (!text.empty()) {
     progress = parse_part_list(text, directory);
     if (!progress.weights.empty() && progress.weights != weights) {
       throw CheckpointError(fmt::format("{} contains predictions of other weights", directory.string()),
+                            "remove the directory, or give another one");
+    }
+    if (!progress.data.empty() && !data.empty() && progress.data != data) {
+      throw CheckpointError(fmt::format("{} contains predictions of other data: {}, now {}", directory.string(),
+                                        printable(progress.data), printable(data)),
                             "remove the directory, or give another one");
     }
     progress.position.global_batch = data_.position().global_batch;  // only the place counts, not the steps
@@ -396,6 +410,7 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     }
   }
   progress.weights = weights;
+  progress.data = data;
   while (!progress.complete) {
     const std::int64_t first = step_;
     const End end = run_steps(every_steps);

@@ -42,11 +42,8 @@ std::string text(const CheckpointContents& contents, const std::string& key) {
 
 std::string shown(const std::string& value) { return value.empty() ? "empty" : printable(value); }
 
-constexpr const char* kWeightsOnly = "weights_only";  // key in the values of a checkpoint
 constexpr std::string_view kConfig = "config.";
-constexpr std::string_view kProgram = "program.";  // the program's own flags
 constexpr std::string_view kBackend = "backend";
-constexpr const char* kWorldSize = "world_size";
 constexpr const char* kData = "data";                     // its fingerprint
 constexpr const char* kPositionEpoch = "position.epoch";  // of position_values(): not in a checkpoint of weights
 constexpr const char* kPlaceEpoch = "place.epoch";
@@ -92,7 +89,7 @@ std::string saved_backend(const CheckpointContents& contents) {
 }
 
 bool has_as_many_ranks(const CheckpointContents& contents, const World& world) {
-  return text(contents, kWorldSize) == std::to_string(world.size());
+  return text(contents, kWorldSizeKey) == std::to_string(world.size());
 }
 
 /// Two ranks have only one order, and with another number of ranks every order is new.
@@ -122,7 +119,7 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
   }
   for (const ProgramValue& value : run.plan.facts.program_values) {
     if (!value.may_change) {
-      compare(kProgram, value.name, value.text);
+      compare(kProgramKeys, value.name, value.text);
     }
   }
   if (const std::string data = run.train.fingerprint(), saved = text(contents, kData);
@@ -137,7 +134,7 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
 std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> changed;
   for (const ProgramValue& value : run.plan.facts.program_values) {
-    const auto saved = contents.values.find(std::string(kProgram) + value.name);
+    const auto saved = contents.values.find(std::string(kProgramKeys) + value.name);
     if (!value.may_change && saved != contents.values.end() && saved->second != value.text) {
       changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
     }
@@ -156,7 +153,7 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
   for (const std::string& change : changed) {
     log_warning(change);
   }
-  const auto threads = contents.values.find("threads");
+  const auto threads = contents.values.find(kThreadsKey);
   if (const auto now = std::to_string(at::get_num_threads());
       threads != contents.values.end() && threads->second != now) {
     log_warning(
@@ -169,7 +166,7 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
 // A schedule that ends with the run changes when the run gets longer.
 void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunParts& run,
                           const CheckpointContents& contents) {
-  const auto before = parse_int(text(contents, "total_steps")).value_or(0);
+  const auto before = parse_int(text(contents, kTotalStepsKey)).value_or(0);
   if (!run.world.is_main() || before == 0 || before == run.limits.steps()) {
     return;
   }
@@ -235,15 +232,15 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   }
   auto& values = contents.values;
   values.merge(position_values(run.train.position()));
-  values["total_steps"] = std::to_string(run.limits.steps());
+  values[kTotalStepsKey] = std::to_string(run.limits.steps());
   values[kTrainingTime] = to_text(run.limits.training_time());
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
-  values[kWorldSize] = std::to_string(run.world.size());
+  values[kWorldSizeKey] = std::to_string(run.world.size());
   values[kData] = run.train.fingerprint();
   values["data_order"] = std::to_string(kDataOrder);
-  values["threads"] = std::to_string(at::get_num_threads());
+  values[kThreadsKey] = std::to_string(at::get_num_threads());
   contents.per_rank = rng_state(run.world.device());
 }
 
@@ -283,10 +280,10 @@ bool adds_as_gloo(const CheckpointContents& contents, const World& world) {
 TrainState saved_state(const CheckpointContents& contents) {
   return {.step = integer(contents, "step"),
           .epoch = integer(contents, "epoch"),
-          .samples = parse_int(text(contents, "samples")).value_or(0)};
+          .samples = parse_int(text(contents, kSamplesKey)).value_or(0)};
 }
 
-bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnly); }
+bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnlyKey); }
 
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
   CheckpointContents contents;
@@ -297,18 +294,18 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   auto& values = contents.values;
   values["step"] = std::to_string(run.state.step);
   values["epoch"] = std::to_string(run.state.epoch);
-  values["samples"] = std::to_string(run.state.samples);
+  values[kSamplesKey] = std::to_string(run.state.samples);
   for (const auto& [name, value] : config_values(config_in_use(run))) {
     values[std::string(kConfig) + name] = value;
   }
   for (const ProgramValue& value : run.plan.facts.program_values) {
-    values[std::string(kProgram) + value.name] = value.text;
+    values[std::string(kProgramKeys) + value.name] = value.text;
   }
   for (const auto& [name, value] : measured) {
     values[metric_key(name)] = fmt::format("{:.17g}", value);
   }
   if (run.plan.config.checkpoint.weights_only) {
-    values[kWeightsOnly] = "true";
+    values[kWeightsOnlyKey] = "true";
   } else {
     add_progress(run, contents);
   }
@@ -344,7 +341,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
                           "use the lockstep version that wrote it");
   }
   const LoaderPosition position = position_of(contents.values);
-  const auto world_size = integer(contents, kWorldSize);
+  const auto world_size = integer(contents, kWorldSizeKey);
   if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
     throw CheckpointError(
         fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
@@ -352,8 +349,9 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
         fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
                     world_size));
   }
-  TrainState state{
-      .step = integer(contents, "step"), .epoch = integer(contents, "epoch"), .samples = integer(contents, "samples")};
+  TrainState state{.step = integer(contents, "step"),
+                   .epoch = integer(contents, "epoch"),
+                   .samples = integer(contents, kSamplesKey)};
   const auto optimizer = contents.tensors.find("optimizer");
   if (optimizer == contents.tensors.end()) {
     throw CheckpointError("the checkpoint has no optimizer.safetensors", "choose another checkpoint");

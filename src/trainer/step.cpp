@@ -1,5 +1,9 @@
 // One training step. The loop that calls it is in fit.cpp.
 #include <cmath>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -16,6 +20,7 @@
 #include "base/temporary_value.h"
 #include "data/mean_square.h"
 #include "optim/grad_norm.h"
+#include "tensor/find_tensor.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
 #include "trainer/output_check.h"
@@ -40,6 +45,12 @@ namespace {
 at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
 }
+
+/// What minimize() returned, for Step::add.
+struct Minimized {
+  StepOutput mean{};
+  MicroBatches parts{};
+};
 
 /// `norm`: of the gradients, if they are clipped by it.
 void clip(StrategyOptimizer& optimizer, const OptimConfig& config, const at::Tensor& norm) {
@@ -196,6 +207,9 @@ void OptimizerStep::run_backward(const StepOutput& output) {
   if (step_.context_.loss_check != nullptr) {  // before the backward, which frees the graph
     step_.context_.loss_check->look(output.loss, step_.number());
   }
+  if (step_.context_.before_backward != nullptr) {
+    (*step_.context_.before_backward)(optimizer_, output);
+  }
   const double factor = step_.context_.loss_factor;
   if (output.count.defined()) {
     const at::Tensor count = count_as_weight(output);
@@ -303,6 +317,10 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     throw ConfigError("--precision fp16_mixed: an optimizer with a closure calculates losses that cannot be scaled",
                       "use --precision bf16_mixed or fp32");
   }
+  if (step_.context_.config.dist.shard_optimizer && step_.context_.world.size() > 1) {
+    throw ConfigError("--dist.shard_optimizer true: an optimizer with a closure updates all parameters on every rank",
+                      "use --dist.shard_optimizer false, or update() instead of minimize()");
+  }
   const OptimConfig& config = step_.context_.config.optim;
   MicroBatches first;
   optimizer_.set_lr(step_.now_.at);
@@ -325,6 +343,7 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
   step_.now_.last_samples = first.samples();
   StepOutput output = first.output();
   output.samples = first.samples();
+  output.parts = std::make_shared<const Minimized>(Minimized{.mean = output, .parts = std::move(first)});
   return output;
 }
 
@@ -364,7 +383,32 @@ bool Step::looks_at_losses() const noexcept {
 
 void Step::add(const StepOutput& output) {
   check_output(output);
-  added_->add(output, samples_of(output));
+  if (output.parts == nullptr) {
+    added_->add(output, samples_of(output));
+    return;
+  }
+  // In place of what the task left of their mean: each metric has the weight of the parts that have it.
+  const auto& made = *static_cast<const Minimized*>(output.parts.get());
+  const auto is_mean = [&](const auto& metric) {
+    const at::Tensor* now = find_tensor(output.metrics, metric.first);
+    const at::Tensor* mean = find_tensor(made.mean.metrics, metric.first);
+    return now != nullptr && mean != nullptr && now->is_same(*mean);
+  };
+  StepOutput of_task = output;
+  std::erase_if(of_task.metrics, is_mean);
+  const bool has_mean_loss = output.loss.is_same(made.mean.loss);
+  if (has_mean_loss) {
+    of_task.loss = at::Tensor();
+  }
+  for (const auto& [part, samples] : made.parts.parts()) {
+    StepOutput kept = part;
+    std::erase_if(kept.metrics, std::not_fn(is_mean));
+    if (!has_mean_loss) {
+      kept.loss = at::Tensor();
+    }
+    added_->add(kept, samples);
+  }
+  added_->add(of_task, samples_of(output));
 }
 
 // Only now it is known whether the step counts.

@@ -26,6 +26,8 @@ struct Step::Context {
   LossCheck* loss_check = nullptr;  ///< on the main rank
   PassGraphs* graphs = nullptr;     ///< cuda_graphs
   double loss_factor = 1;           ///< of the loss of which gradients are computed (optim.loss_scaling)
+  /// Before each backward that has a loss; nullptr: nothing.
+  const std::function<void(StrategyOptimizer&, const StepOutput&)>* before_backward = nullptr;
   /// Before the gradients of an optimizer are clipped; nullptr: nothing.
   const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
 };

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
@@ -12,9 +10,8 @@
 namespace lockstep {
 
 double metric_of(const Metrics& metrics, std::string_view name) {
-  const auto found = std::ranges::find(metrics, name, &Metrics::value_type::first);
-  if (found != metrics.end()) {
-    return found->second;
+  if (const double* value = find_metric(metrics, name)) {
+    return *value;
   }
   throw Error(fmt::format("found no metric '{}'", printable(name)),
               hint_for_metric(name, mapped(metrics, &Metrics::value_type::first)));

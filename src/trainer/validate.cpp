@@ -1,10 +1,13 @@
 #include "trainer/validate.h"
 
+#include <fmt/format.h>
+
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/text.h"
 #include "data/epoch_begin.h"
 #include "metrics/metric_set.h"
 #include "parallel/parameter_sync.h"
@@ -12,6 +15,7 @@
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
 #include "trainer/meter.h"
+#include "trainer/output/metric_names.h"
 #include "trainer/output_check.h"
 #include "world/world_access.h"
 
@@ -91,6 +95,10 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
     throw DataError("the validation data gave no samples", "give it at least one, or pass no validation data");
   }
   for (auto& metric : metrics.values(world)) {
+    if (find_metric(result.means, metric.first) != nullptr) {
+      throw Error(fmt::format("two metrics of an evaluation are called '{}'", printable(metric.first)),
+                  "give those of Task::metrics other names than loss and those of the step");
+    }
     result.means.push_back(std::move(metric));
   }
   result.complete = true;

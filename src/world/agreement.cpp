@@ -87,6 +87,13 @@ void check_gpus(const std::vector<std::string>& gpus, Backend backend, const Wor
 
 }  // namespace
 
+void throw_disagreement(const Disagreement& difference, const World& world, std::string_view what, std::string hint) {
+  throw_about_rank(difference.rank, world,
+                   CommError(fmt::format("rank {} {} {}, {} {}", difference.rank, what, printable(difference.found),
+                                         difference.others, printable(difference.expected)),
+                             std::move(hint), ExitCode::disagree));
+}
+
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts) {
   std::vector<std::vector<std::string>> ranks;
   std::size_t longest = 0;
@@ -122,11 +129,8 @@ std::vector<RankPlace> agree_at_start(const TrainConfig& config, std::string_vie
     texts.push_back(std::move(theirs));
   }
   if (const auto difference = find_disagreement(texts)) {
-    throw_about_rank(difference->rank, world,
-                     CommError(fmt::format("rank {} has {}, {} {}", difference->rank, printable(difference->found),
-                                           difference->others, printable(difference->expected)),
-                               "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables",
-                               ExitCode::disagree));
+    throw_disagreement(*difference, world, "has",
+                       "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables");
   }
   check_gpus(gpus, config.backend, world);
   return places;

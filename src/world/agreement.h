@@ -34,6 +34,10 @@ template <class AnError>
   throw error;
 }
 
+/// "rank {rank} {what} {found}, {others} {expected}", thrown on every rank. Throws: CommError (exit 78).
+[[noreturn]] void throw_disagreement(const Disagreement& difference, const World& world, std::string_view what,
+                                     std::string hint);
+
 /// `texts`: one per rank, in order. Pure.
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts);
 

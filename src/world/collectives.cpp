@@ -15,6 +15,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "tensor/tensor_bytes.h"
 #include "world/agreement.h"
 #include "world/operation_notes.h"
 #include "world/out_of_memory.h"
@@ -25,18 +26,10 @@
 namespace lockstep {
 namespace {
 
-std::int64_t bytes_of(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
-
-at::Tensor bytes_tensor(std::string_view bytes) {
-  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) {
-    std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
-  }
-  return tensor;
-}
+std::int64_t byte_count(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
 
 std::string to_bytes(const at::Tensor& tensor, std::int64_t size) {
-  return {static_cast<const char*>(tensor.data_ptr()), static_cast<std::size_t>(size)};
+  return std::string(text_of_bytes(tensor).substr(0, static_cast<std::size_t>(size)));
 }
 
 /// A tensor as a backend can send it. Results are written to `dense` and then have to be stored.
@@ -189,7 +182,7 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
     return;
   }
   const at::NoGradGuard no_grad;
-  impl_->checked("all-reduce", Operation::all_reduce, bytes_of(tensor), [&] {
+  impl_->checked("all-reduce", Operation::all_reduce, byte_count(tensor), [&] {
     const Sendable sent(tensor);
     std::vector<at::Tensor> tensors{sent.dense.is_complex() ? at::view_as_real(sent.dense) : sent.dense};
     const bool divides_first = op == Reduce::mean && tensor.scalar_type() == at::kHalf;  // the sum may be too large
@@ -222,7 +215,7 @@ void World::broadcast(const at::Tensor& tensor, int root) {
     return;
   }
   const at::NoGradGuard no_grad;
-  impl_->checked("broadcast", Operation::broadcast, bytes_of(tensor), [&] {
+  impl_->checked("broadcast", Operation::broadcast, byte_count(tensor), [&] {
     const Sendable sent(tensor);
     std::vector<at::Tensor> tensors{sent.bytes()};
     c10d::BroadcastOptions options;

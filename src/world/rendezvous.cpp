@@ -15,8 +15,11 @@
 #include <lockstep/base/log.h>
 #include <lockstep/version.h>
 
+#include "base/duration.h"
 #include "base/json.h"
+#include "base/ranks_text.h"
 #include "base/text.h"
+#include "base/waiting_line.h"
 #include "environment/process_name.h"
 #include "environment/store_listener.h"
 #include "failure/linger.h"
@@ -39,14 +42,7 @@ constexpr const char* kStart = "start";
 constexpr int kProtocol = 1;
 constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes the handshake first
 
-std::int64_t whole_seconds(Clock::duration time) {
-  return std::chrono::duration_cast<std::chrono::seconds>(time).count();
-}
-
 bool serves(const Identity& identity) { return identity.rank == 0 && !identity.agent_store; }
-
-// The socket of our own launcher listens before rank 0 serves on it: no other program can answer, so only wait.
-bool launched_by_us(const Identity& identity) { return identity.control_fd >= 0; }
 
 c10::intrusive_ptr<c10d::Store> serve_store(const Identity& identity, milliseconds timeout) {
   if (identity.nodes > 1) {
@@ -102,7 +98,8 @@ Handshake write_handshake(c10d::Store& store, const Identity& identity) {
 }
 
 Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseconds timeout) {
-  const milliseconds patience = launched_by_us(identity) ? timeout : std::min(timeout, kHandshakeTime);
+  // The socket of our own launcher listens before rank 0 serves on it: no other program can answer, so only wait.
+  const milliseconds patience = identity.is_supervised() ? timeout : std::min(timeout, kHandshakeTime);
   if (!store_poll(store, kHandshake, patience)) {
     throw CommError(fmt::format("the store at {} is not this launch's: rank 0 has not written its handshake there",
                                 store_address(identity)),
@@ -166,11 +163,11 @@ void claim_rank(c10d::Store& launch, const Identity& identity) {
   }
 }
 
-std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
-  std::vector<std::string> missing;
+std::vector<int> missing_ranks(c10d::Store& store, int world_size) {
+  std::vector<int> missing;
   for (int rank = 0; rank < world_size; ++rank) {
     if (!store_check(store, here_key(rank))) {
-      missing.push_back(std::to_string(rank));
+      missing.push_back(rank);
     }
   }
   return missing;
@@ -179,28 +176,22 @@ std::vector<std::string> missing_ranks(c10d::Store& store, int world_size) {
 CommError ranks_are_late(c10d::Store& store, const Identity& identity, milliseconds timeout) {
   const auto missing = missing_ranks(store, identity.world_size);
   const std::string what =
-      missing.empty()
-          ? fmt::format("rank 0 did not say within {} s that all ranks are there", whole_seconds(timeout))
-          : fmt::format("{} of {} ranks did not start within {} s: missing {} {}", missing.size(), identity.world_size,
-                        whole_seconds(timeout), missing.size() == 1 ? "rank" : "ranks", join(missing, ", "));
+      missing.empty() ? fmt::format("rank 0 did not say within {} s that all ranks are there", whole_seconds(timeout))
+                      : fmt::format("{} of {} ranks did not start within {} s: missing {}", missing.size(),
+                                    identity.world_size, whole_seconds(timeout), ranks_text(missing));
   return CommError(what, "look at their output; a slow start can be given more time with --dist.init_timeout_s",
                    ExitCode::timeout);
 }
 
 /// Asks for each rank; only rank 0 does.
 void wait_for_each(c10d::Store& store, c10d::Store& launch, const Identity& identity, milliseconds timeout) {
-  constexpr auto kSayEvery = std::chrono::seconds(10);
   const auto start = Clock::now();
-  auto say_at = start + kSayEvery;
+  WaitingLine line(timeout, LogLevel::info);
   const auto meanwhile = [&] {
     if (store_check(launch, kRefused)) {
       throw_refusal(store_get(launch, kRefused));
     }
-    if (const auto now = Clock::now(); now >= say_at) {
-      say_at += kSayEvery;
-      log_info(fmt::format("waiting for rank {} ({} of {} s)", join(missing_ranks(store, identity.world_size), ", "),
-                           whole_seconds(now - start), whole_seconds(timeout)));
-    }
+    line.say([&] { return "waiting for " + ranks_text(missing_ranks(store, identity.world_size)); });
   };
   for (int rank = 0; rank < identity.world_size; ++rank) {
     const auto left = std::chrono::duration_cast<milliseconds>(start + timeout - Clock::now());
@@ -292,7 +283,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, millisec
   if (serves(identity)) {
     return serve_store(identity, timeout);
   }
-  if (!launched_by_us(identity)) {
+  if (!identity.is_supervised()) {  // else as in read_handshake: only wait
     reach_store(identity, timeout);
   }
   return join_store(identity, timeout);

@@ -20,7 +20,9 @@
 
 #include "base/address.h"
 #include "base/descriptor.h"
+#include "base/duration.h"
 #include "base/text.h"
+#include "base/waiting_line.h"
 #include "environment/port_owner.h"
 
 namespace lockstep {
@@ -30,7 +32,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kAnswerTime{4};  // a store answers in microseconds
-constexpr std::chrono::seconds kSayEvery{10};
 
 bool ready(int fd, short events, milliseconds patience) {
   pollfd entry{.fd = fd, .events = events, .revents = 0};
@@ -89,28 +90,6 @@ std::string greet(int fd) {
       "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
 }
 
-/// Logs from time to time what this rank waits for; only one rank per node logs.
-class WaitingLine {
- public:
-  WaitingLine(const Identity& identity, milliseconds timeout)
-      : speaks_(identity.local_rank == (identity.node == 0 ? 1 : 0)), timeout_(timeout) {}
-  void say(const std::string& what) {
-    const auto now = Clock::now();
-    if (speaks_ && now >= say_at_) {
-      say_at_ += kSayEvery;
-      const auto seconds = [](auto time) { return std::chrono::duration_cast<std::chrono::seconds>(time).count(); };
-      log_warning(fmt::format("{} ({} of {} s)", what, seconds(now - start_), seconds(timeout_)));
-    }
-  }
-  bool over() const { return Clock::now() - start_ >= timeout_; }
-
- private:
-  bool speaks_;
-  milliseconds timeout_;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point say_at_ = start_ + kSayEvery;
-};
-
 }  // namespace
 
 std::string store_address(const Identity& identity) {
@@ -128,7 +107,8 @@ std::string local_address(const Identity& identity) {
 
 void reach_store(const Identity& identity, milliseconds timeout) {
   constexpr milliseconds kLongestPause{200};
-  WaitingLine line(identity, timeout);
+  const bool speaks = identity.local_rank == (identity.node == 0 ? 1 : 0);  // one rank per node
+  WaitingLine line(timeout, LogLevel::warning);  // information is logged by the main rank only
   for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
     int error = 0;
     const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
@@ -145,14 +125,16 @@ void reach_store(const Identity& identity, milliseconds timeout) {
     const std::string missing = found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
                                       : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,
                                                     identity.master_source, gai_strerror(error));
-    if (line.over()) {
+    if (line.is_over()) {
       throw CommError(
-          fmt::format("{} after {} s", missing, std::chrono::duration_cast<std::chrono::seconds>(timeout).count()),
+          fmt::format("{} after {} s", missing, whole_seconds(timeout)),
           "check MASTER_ADDR and MASTER_PORT, and the output of rank 0; a slow start can be given more time with "
           "--dist.init_timeout_s",
           ExitCode::timeout);
     }
-    line.say("waiting: " + missing);
+    if (speaks) {
+      line.say([&] { return "waiting: " + missing; });
+    }
     std::this_thread::sleep_for(pause);
   }
 }

@@ -129,13 +129,14 @@ class TwoMachines : public testing::Test {
     const TempDir disks;
     const auto straight = finish(disks.path());
     for (int round = 0; round < rounds(1, 5); ++round) {
-      const auto found = problems({.after = "step 100 ",
+      const auto found = problems({.flags = {"--dist.heartbeat_timeout_s", "3"},
+                                   .after = "step 100 ",
                                    .moment = std::chrono::milliseconds(sweep.between(0, 100)),
                                    .strike = [&] { network_.mute(machine); },
                                    .mend = [&] { network_.unmute(machine); },
-                                   .limit = std::chrono::seconds(13),
-                                   .says = {"stopped: node 1 has not been heard of for 10 s",
-                                            "stopped: the rendezvous store (has not answered for 10 s|is gone)"}},
+                                   .limit = std::chrono::seconds(6),
+                                   .says = {"stopped: node 1 has not been heard of for 3 s",
+                                            "stopped: the rendezvous store (has not answered for 3 s|is gone)"}},
                                   straight);
       EXPECT_EQ(found, "");
       sweep.count(found.empty());

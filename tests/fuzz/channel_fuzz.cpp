@@ -17,7 +17,7 @@ LOCKSTEP_FUZZ_TARGET(channel) {
   if (input.empty() || send(worker.fd(), input.data(), input.size(), MSG_DONTWAIT) < 0) {
     return;  // an empty packet looks like the end
   }
-  RunOutcome verdict("host", {70, 71});
+  RunOutcome verdict("host", {70, 71}, /*first_rank=*/0);
   while (const auto message = supervisor.receive()) {
     promise(message->text.size() <= Channel::kMaxText, "a bounded text", input);
     promise(message->code >= 0 && message->code <= 255, "an exit code", input);

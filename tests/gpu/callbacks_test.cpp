@@ -211,7 +211,7 @@ LOCKSTEP_DEVICE_TEST(Monitors, MeasureTheTraining) {
       .add(std::make_shared<LearningRateMonitor>())
       .add(std::make_shared<ThroughputMonitor>(ThroughputMonitorOptions{.flops_per_sample = 1e6}))
       .add(std::make_shared<DeviceMonitor>())
-      .add(std::make_shared<Profiler>(ProfilerOptions{.first_step = 12, .steps = 3, .shapes = true, .memory = true}))
+      .add(std::make_shared<Profiler>(ProfilerOptions{.skip_steps = 12, .steps = 3, .shapes = true, .memory = true}))
       .add(at_stage(Stage::backward_end,
                     [&](const StageContext& context) {
                       if (context.state.step == 29) {

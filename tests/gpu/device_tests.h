@@ -9,6 +9,7 @@
 
 #include <lockstep/config/train_config.h>
 
+#include "support/larger_or_nan.h"
 #include "support/requirements.h"
 
 /// Defines SUITEOnGpu.NAME and SUITEOnCpu.NAME. The body follows; `where` says on which device it runs.
@@ -23,12 +24,12 @@
 
 namespace lockstep {
 
-/// The largest relative difference of two rows of losses.
+/// The largest relative difference of two rows of losses; NaN if one is NaN.
 inline double worst_difference(const std::vector<double>& found, const std::vector<double>& expected) {
   EXPECT_EQ(found.size(), expected.size());
   double worst = 0;
   for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
-    worst = std::max(worst, std::abs(found[i] - expected[i]) / std::abs(expected[i]));
+    worst = larger_or_nan(worst, std::abs(found[i] - expected[i]) / std::abs(expected[i]));
   }
   return worst;
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -65,6 +66,16 @@ void expect_blame(const Processes& started, const Fault& fault) {
   EXPECT_THAT(consequence.err, ContainsRegex(fault.told));
 }
 
+/// The control of expect_nobody_left(): what has just been started is found.
+void expect_found(const TempDir& dir) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  std::size_t found = 0;
+  while ((found = processes_in(dir).size()) < 2 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_GE(found, 2U) << "the control";
+}
+
 void expect_nobody_left(const TempDir& dir) {
   EXPECT_TRUE(Process::gone(processes_in(dir), std::chrono::seconds(10))) << "a process is left";
 }
@@ -117,7 +128,9 @@ LOCKSTEP_DEVICE_TEST(RankFaults, EndBothRanksThatNoLauncherWatches) {
   for (const Fault& fault : faults(where)) {
     SCOPED_TRACE(name_of(fault));
     const TempDir dir;
-    expect_blame(two_ranks(failing(fault, where, dir)), fault);
+    const Processes ranks = two_ranks(failing(fault, where, dir));
+    expect_found(dir);
+    expect_blame(ranks, fault);
     expect_nobody_left(dir);
   }
 }
@@ -130,6 +143,7 @@ LOCKSTEP_DEVICE_TEST(RankFaults, AreReportedByTheLaunchersOfTwoNodes) {
     SCOPED_TRACE(name_of(fault));
     const TempDir dir;
     const Processes launchers = two_launchers(LOCKSTEP_CLI, failing(fault, where, dir));
+    expect_found(dir);
     const auto cause = launchers[static_cast<std::size_t>(fault.rank)]->wait();
     const auto consequence = launchers[static_cast<std::size_t>(1 - fault.rank)]->wait(Process::Seconds(10));
     expect_nobody_left(dir);

@@ -23,6 +23,7 @@
 
 #include "gpu/device_probe.h"
 #include "support/at_stage.h"
+#include "support/larger_or_nan.h"
 
 namespace {
 
@@ -351,7 +352,7 @@ double difference_from_whole_batch(Session& session, const Samples& samples, Lay
   double largest = 0;
   const auto compare = [&](const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      largest = std::max(largest, (found[i] - expected[i]).abs().to(at::kDouble).max().template item<double>());
+      largest = larger_or_nan(largest, (found[i] - expected[i]).abs().to(at::kDouble).max().template item<double>());
     }
   };
   compare(net.parameters(), whole.parameters());

@@ -91,6 +91,7 @@ said 'holds no complete build'
 make_build "$work/good" "4.7 4.6" Good.PassesOnGpu 'exit 0' Good.SkipsOnGpu 'printf "x.cpp:1: Skipped\nGPUs: none|0\n[  SKIPPED ] x\n"' \
   GoodFaultsOnGpu.Ends 'echo fault'
 expect 0 --dry --out "$work/dry" --build "$work/good" check
+[ ! -e "$work/good/Testing" ] || fail "ctest wrote into the build folder"
 only_report "$work/dry"
 [[ $report == */dry_run_????-??-??.md ]] || fail "a dry run's report is $report"
 reported '| tests | passed |'
@@ -156,7 +157,7 @@ reported '| check | failed |'
 
 # ---- The limit ends a stage with all that it started, in sessions of their own as well; what was found is kept
 make_build "$work/hanging" "4 3" Good.OnGpu 'exit 0' Hangs.OnGpu 'setsid sleep 7771 & sleep 7772' Later.OnGpu 'exit 0'
-expect 4 --dry --limit 12 --out "$work/hung" --build "$work/hanging" check
+expect 4 --dry --limit 9 --out "$work/hung" --build "$work/hanging" check
 only_report "$work/hung"
 reported '2 passed, 1 failed of 3; the tests were stopped after'
 reported '`Hangs.OnGpu` failed'

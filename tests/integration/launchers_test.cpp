@@ -293,6 +293,21 @@ TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
   }
 }
 
+TEST(SlurmBatch, GivesEveryTaskItsCores) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const auto program = dir.path() / "step.sh";
+  const auto log = dir.path() / "job.log";
+  std::ofstream(program) << "#!/bin/sh\nscontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const auto result =
+      cluster.run({"sbatch", "--wait", "--gpus-per-node=0", "--cpus-per-task=2", "--output=" + log.string(),
+                   EXAMPLE_SOURCES "/slurm/srun_one_node.sbatch", program.string()});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(read_text(log), HasSubstr("TresPerStep=cpu:2"));
+}
+
 /// Waits until a file that another process writes has the text.
 bool appears(const std::filesystem::path& file, const std::string& text, std::chrono::seconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;

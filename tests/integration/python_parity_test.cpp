@@ -11,6 +11,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/tensor/tensor_file.h>
 
+#include "support/larger_or_nan.h"
 #include "support/python.h"
 #include "support/requirements.h"
 #include "support/runs.h"
@@ -43,7 +44,7 @@ TEST_P(PythonDdp, HasTheSameLosses) {
   for (int step = 1; step <= kSteps; ++step) {
     double expected = 0;
     ASSERT_TRUE(lines >> expected) << python.out;
-    worst = std::max(worst, std::abs(losses.at(step) - expected) / std::abs(expected));
+    worst = larger_or_nan(worst, std::abs(losses.at(step) - expected) / std::abs(expected));
   }
   EXPECT_LE(worst, 1e-5);
 }
@@ -67,9 +68,8 @@ TEST(PythonTensorboard, ReadsTheEventFilesOfAResumedRun) {
 
 TEST(PythonSafetensors, OpensACheckpoint) {
   const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(
-      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
-                          "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  LOCKSTEP_REQUIRE(Requirements().that(has_modules(python, {"torch", "safetensors"}),
+                                       "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "1"})).code, 0);
   const auto loaded = run_program(
@@ -87,9 +87,8 @@ struct TwoLayers : torch::nn::Module {
 
 TEST(PythonWeights, AreLoaded) {
   const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(
-      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch"}).code == 0,
-                          "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
+  LOCKSTEP_REQUIRE(Requirements().that(has_modules(python, {"torch", "safetensors"}),
+                                       "no Python with safetensors beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
   const auto file = dir.path() / "weights.safetensors";
   const auto saved = run_program({python, std::string(PARITY_DIR) + "/save_weights.py", file.string()});
@@ -105,9 +104,8 @@ TEST(PythonWeights, AreLoaded) {
 
 TEST(PythonConverter, GoesBothWays) {
   const std::string python = find_python(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(
-      Requirements().that(!python.empty() && run_program({python, "-c", "import safetensors.torch, numpy"}).code == 0,
-                          "no Python with safetensors and numpy beside the LibTorch at " LIBTORCH_DIR));
+  LOCKSTEP_REQUIRE(Requirements().that(has_modules(python, {"torch", "safetensors", "numpy"}),
+                                       "no Python with safetensors and numpy beside the LibTorch at " LIBTORCH_DIR));
   const TempDir dir;
   const auto converted = run_program(
       {python, std::string(PARITY_DIR) + "/convert_checkpoint.py", CONVERTER, dir.path().string(), GOLDEN_CHECKPOINT},

@@ -85,6 +85,7 @@ MailProg=/bin/true
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
+MinJobAge=5  # sbatch --wait asks every 2 s then, and not after 2, 8 and 32
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 EOF
   for i in $(seq "$nodes"); do
@@ -130,20 +131,25 @@ up() {
   return 1
 }
 
-stop() { # PIDFILE
-  local pid
-  running "$1" || return 0
-  pid=$(cat "$1")
-  kill "$pid"
-  for _ in $(seq 50); do
-    kill -0 "$pid" 2>/dev/null || return 0
-    sleep 0.1
+# Ends these processes, all at the same time.
+stop() { # PIDFILE...
+  local file pid pids=()
+  for file in "$@"; do
+    ! running "$file" || pids+=("$(cat "$file")")
   done
-  kill -9 "$pid"
+  [ ${#pids[@]} -gt 0 ] || return 0
+  kill "${pids[@]}"
+  for _ in $(seq 50); do
+    for pid in "${pids[@]}"; do
+      kill -0 "$pid" 2>/dev/null && sleep 0.1 && continue 2
+    done
+    return 0
+  done
+  kill -9 "${pids[@]}" 2>/dev/null || true
 }
 
 down() {
-  local file i
+  local i
   [ -e "$folder/cluster" ] || return 0
   # shellcheck source=/dev/null
   source "$folder/cluster"
@@ -151,7 +157,7 @@ down() {
     timeout 10 scancel --state=RUNNING --signal=KILL --user=root 2>/dev/null || true
     timeout 10 scancel --user=root 2>/dev/null || true
   fi
-  for file in "$folder"/slurmd-*.pid "$folder/slurmctld.pid" "$folder/munge/munged.pid"; do stop "$file"; done
+  stop "$folder"/slurmd-*.pid "$folder/slurmctld.pid" "$folder/munge/munged.pid"
   if [ "$mode" = netns ]; then
     for i in $(seq "$nodes"); do ip netns del "$prefix-n$i" 2>/dev/null || true; done
     ip link del "${prefix}-br" 2>/dev/null || true

@@ -80,6 +80,33 @@ if(NOT output MATCHES "not found in ${work}/nowhere.*not taken: ${work}/old is 2
   message(FATAL_ERROR "without LibTorch CMake says: ${output}")
 endif()
 
+# A project with another fmt than the headers that LibTorch brings, as docs/packaging.md says.
+file(WRITE ${work}/fmt/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(other_fmt LANGUAGES CXX)
+find_package(fmt REQUIRED)
+find_package(lockstep REQUIRED)
+add_library(core STATIC core.cpp)
+target_link_libraries(core PUBLIC fmt::fmt)
+add_library(closure STATIC closure.cpp)
+target_link_libraries(closure PRIVATE lockstep::lockstep)
+add_executable(solver main.cpp)
+target_link_libraries(solver PRIVATE core closure)
+")
+file(WRITE ${work}/fmt/core.h "#include <fmt/format.h>\nvoid put(fmt::memory_buffer& out, int step);\n")
+file(WRITE ${work}/fmt/core.cpp "#include \"core.h\"
+void put(fmt::memory_buffer& out, int step) { fmt::format_to(std::back_inserter(out), \"step {}\", step); }
+")
+file(WRITE ${work}/fmt/closure.cpp "#include <lockstep/session.h>
+int ranks() { return lockstep::Session::single().world.size(); }
+")
+file(WRITE ${work}/fmt/main.cpp "#include <cstdio>\n#include \"core.h\"
+int ranks();
+int main() { fmt::memory_buffer out; put(out, ranks()); std::puts(fmt::to_string(out).c_str()); }
+")
+run(${CMAKE_COMMAND} -S ${work}/fmt -B ${work}/fmt/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
+run(${CMAKE_COMMAND} --build ${work}/fmt/build)
+run(${work}/fmt/build/solver)
+
 # pkg-config, for programs without CMake. The paths have no spaces here.
 set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)
 find_program(pkg_config NAMES pkg-config pkgconf)

@@ -1,6 +1,8 @@
 """Weights go from a .pt file to a checkpoint and back, bit by bit: argv = script, an empty folder, a checkpoint of ours."""
+import contextlib
+import io
 import pickle
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,9 +13,20 @@ script, work, golden = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
 
 def run(*args, code=0):
-    result = subprocess.run([sys.executable, script, *map(str, args)], capture_output=True, text=True)
-    assert result.returncode == code, (args, result.returncode, result.stdout, result.stderr)
-    return result.stdout + result.stderr
+    """The converter in this process: PyTorch is imported once."""
+    said, before = io.StringIO(), sys.argv
+    sys.argv = [script, *map(str, args)]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            runpy.run_path(script, run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        said.write(end.code if isinstance(end.code, str) else "")
+    finally:
+        sys.argv = before
+    assert status == code, (args, status, said.getvalue())
+    return said.getvalue()
 
 
 def same(a, b):

@@ -6,6 +6,7 @@ statistics are those of a rank.
 Usage: script_parity.py PATH/TO/script_program
 """
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -90,11 +91,9 @@ def difference(found, expected):
     expected_losses, expected_state = expected
     if len(losses) != len(expected_losses) or state.keys() != expected_state.keys():
         sys.exit(f"{len(losses)} losses, expected {len(expected_losses)}; names {list(state)}")
-    worst = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(losses, expected_losses))
-    for name, tensor in expected_state.items():
-        if tensor.is_floating_point():
-            worst = max(worst, (state[name] - tensor).abs().max().item())
-    return worst
+    apart = [abs(a - b) / max(abs(b), 1e-3) for a, b in zip(losses, expected_losses)]
+    apart += [(state[name] - tensor).abs().max().item() for name, tensor in expected_state.items() if tensor.is_floating_point()]
+    return max(x if math.isfinite(x) else math.inf for x in apart)  # max() drops a NaN
 
 
 def main():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a small net with our optimizers, clipping, accumulation, averages, loss scale, ranks and so on and with those
-of PyTorch, 100 steps from the same weights with the same data, and compares losses and weights. Where PyTorch has no
+of PyTorch, 50 steps (every night 100) from the same weights with the same data, and compares losses and weights. Where PyTorch has no
 counterpart, the published formula is here.
 
 Usage: training_parity.py PATH/TO/training_dump DOCS/parity.md
@@ -19,14 +19,15 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
-STEPS, SAMPLES, BATCH = 100, 60, 8
+SAMPLES, BATCH = 60, 8
+STEPS = 100 if os.environ.keys() & {"LOCKSTEP_TEST_ROUNDS", "LOCKSTEP_UPDATE_DOCS"} else 50  # 50: every day
 # Relative to the largest value. fp32: the same operations, in places in another order.
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "fp16_mixed": 1e-5, "bf16_mixed": 1e-5}
 
 
 HEADER = f"""# Parity with PyTorch
 
-Written by `tests/parity/training_parity.py`, which is a test. Each row is a training of 100 steps with the Trainer on the CPU and with a loop of
+Written by `tests/parity/training_parity.py`, which is a test: every day with 50 steps, every night with 100. Each row is a training of 100 steps with the Trainer on the CPU and with a loop of
 PyTorch {torch.__version__.split("+")[0]}, from the same weights with the same data. The number is the largest difference of losses, learning rates, final weights, average, statistics of batch norm and loss scales,
 relative to the largest value. At most {TOLERANCE["fp64"]:g} is allowed in fp64, {TOLERANCE["fp32"]:g} in the others.
 
@@ -439,7 +440,7 @@ def ours(program, cases):
         processes = [subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                       env=os.environ | {"OMP_NUM_THREADS": "1"} | (variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}))
                      for rank in range(ranks)]
-        text = "\n".join(mine) + "\n"
+        text = "".join(f"{case}\n" if " steps=" in case else f"{case} steps={STEPS}\n" for case in mine)
         with futures.ThreadPoolExecutor(ranks) as threads:  # a rank waits if nobody reads what it writes
             done = list(threads.map(lambda process: process.communicate(text), processes))
         for process, (_, errors) in zip(processes, done):

@@ -69,6 +69,14 @@ TEST(Repository, EverySourceIsBuilt) {
   });
 }
 
+TEST(Repository, EveryTestIsBuilt) {
+  std::vector<SourceFile> tests = files("tests", {".cpp"});
+  std::erase_if(tests, [](const SourceFile& file) { return !file.path.ends_with("_test.cpp"); });
+  expect_none(tests, [](const SourceFile& file) {
+    return check_listed(file, {read(kRoot / fs::path(file.path).parent_path() / "CMakeLists.txt")});
+  });
+}
+
 // LOCKSTEP_REQUIRE lists all reasons, and can forbid skips.
 TEST(Repository, TestsAreSkippedInOneWay) {
   std::vector<SourceFile> tests = files("tests", {".cpp", ".h"});

@@ -44,7 +44,7 @@ const std::map<std::string_view, Names>& layers() {
       {"optim", {"base", "config", "fwd", "tensor", "world"}},
       {"metrics", {"base", "fwd", "tensor", "world"}},
       {"parallel", {"base", "config", "environment", "plan", "ipc", "fwd", "tensor", "world", "optim"}},
-      {"data", {"base", "plan", "sampling", "formats", "fwd", "tensor", "world"}},
+      {"data", {"base", "environment/process_name.h", "plan", "sampling", "formats", "fwd", "tensor", "world"}},
       {"checkpoint", {"base", "config", "environment", "plan", "sampling", "storage", "fwd", "tensor", "world"}},
       {"nn", {"base", "fwd", "tensor", "optim", "checkpoint"}},
       {"session", {"base", "config", "environment", "plan", "report", "world", "checkpoint"}},

@@ -8,6 +8,8 @@
 #include <lockstep/environment/hardware.h>
 #include <lockstep/environment/identity.h>
 
+#include "environment/visible_devices.h"
+
 namespace lockstep {
 
 inline constexpr std::int64_t kGiB = std::int64_t{1} << 30;

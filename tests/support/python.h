@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "base/text.h"
 #include "support/process.h"
@@ -18,6 +19,13 @@ inline std::string find_beside_torch(const std::filesystem::path& torch, const s
 }
 inline std::string find_torchrun(const std::filesystem::path& torch) { return find_beside_torch(torch, "torchrun"); }
 inline std::string find_python(const std::filesystem::path& torch) { return find_beside_torch(torch, "python3"); }
+
+/// Whether it finds these modules; it does not import them, which takes seconds. False without a Python.
+inline bool has_modules(const std::string& python, std::vector<std::string> modules) {
+  const std::string script = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))";
+  modules.insert(modules.begin(), {python, "-c", script});
+  return !python.empty() && run_program(modules).code == 0;
+}
 
 /// The Python that has the packages `name` of cached_packages.py in the folder `scripts`; otherwise why there is none,
 /// which does not begin with "/".

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include <fmt/format.h>
@@ -383,6 +384,13 @@ int main(int argc, char** argv) {
   if (lockstep::read_environment().has("TRAIN_PROGRAM_STARTS_THREADS")) {
     at::ones({2'000'000}).exp();  // starts LibTorch's threads, also in the launcher
   }
+  std::string input;  // a parser of the program's own takes it out of argv
+  if (argc > 2 && std::string_view(argv[1]) == "-i") {
+    input = argv[2];
+    argv[2] = argv[0];
+    argv += 2;
+    argc -= 2;
+  }
   Options options;
   lockstep::Flags flags;
   flags.add("dropout", &options.dropout, "dropout probability")
@@ -405,6 +413,9 @@ int main(int argc, char** argv) {
       .add("slow_ms", &options.slow_ms, "more, of that rank in that phase, every time");
   const lockstep::TrainConfig defaults{.max_epochs = 3, .batch_size = 4, .report = {.every_steps = 1}};
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
+    if (!input.empty()) {
+      fmt::print(stderr, "reads {}\n", input);
+    }
     Failure failure(options, session.world.rank());
     failure.reach("init");
     session.world.main_first("a turn each", [&] { failure.reach("turn"); });

@@ -1,4 +1,6 @@
 // lockstep/config/program_value.h
+//
+// What a program's own flags were given. Torch-free.
 #pragma once
 
 #include <string>

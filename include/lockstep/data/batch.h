@@ -1,4 +1,6 @@
 // lockstep/data/batch.h
+//
+// The tensors of some samples: what a data set returns, and what a task gets.
 #pragma once
 
 #include <any>

@@ -1,4 +1,6 @@
 // lockstep/data/combined_loader.h
+//
+// Several loaders as one, such as one for each of several data sets.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +37,7 @@ class CombinedLoader final : public BatchSource {
   /// begins its epoch of the same number.
   void seek(const LoaderPosition& position) override;
   std::string fingerprint() const override;
+  bool is_combined() const override { return true; }
   bool has_one_reader() const override;  ///< true if all of them have
 
  private:

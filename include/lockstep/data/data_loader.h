@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +72,8 @@ class BatchSource {
   virtual void seek(const LoaderPosition& position) = 0;
   /// Dataset::fingerprint(); a resumed run warns if it has changed. "": not known.
   virtual std::string fingerprint() const { return {}; }
+  /// True: Batch::loader says which of several loaders a batch is of, and each of them has sample ids of its own.
+  virtual bool is_combined() const { return false; }
   /// True: one thread of each rank reads the data, as of a stream; more data.workers than one change nothing.
   virtual bool has_one_reader() const { return false; }
 };

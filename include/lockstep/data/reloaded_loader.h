@@ -1,4 +1,6 @@
 // lockstep/data/reloaded_loader.h
+//
+// A loader for data that change during a run.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +37,7 @@ class ReloadedLoader final : public BatchSource {
   LoaderPosition position() const override;
   void seek(const LoaderPosition& position) override;
   std::string fingerprint() const override;  ///< of the loader of epoch 0: a resumed run compares the same one
+  bool is_combined() const override { return loader_->is_combined(); }  ///< of the present loader
   bool has_one_reader() const override;
 
  private:

@@ -1,4 +1,6 @@
 // lockstep/data/split.h
+//
+// Divides a data set into samples for training and for validation, the same ones in every start of a run.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ class Stream {
 
 /// A stream that is read one sample at a time; the library stacks the samples as in sample_dataset, with `paddings`.
 /// `start` returns the source of an epoch, which returns nullopt at its end and is not called again. `cancel` is
-/// Stream::cancel. Throws: DataError (`start` is empty); ConfigError with all invalid paddings.
+/// Stream::cancel. Throws: DataError (`start` is missing); ConfigError with all invalid paddings.
 using SampleSource = std::function<std::optional<Batch>()>;
 std::unique_ptr<Stream> sample_stream(std::function<SampleSource(std::int64_t epoch, int rank, int world_size)> start,
                                       std::vector<Padding> paddings = {}, std::function<void()> cancel = {});

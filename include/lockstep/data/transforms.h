@@ -19,7 +19,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// with a seed derived from the run's seed, so that two maps, one after the other, have independent random numbers.
 /// size() and ids are those of `data`. So is fingerprint(), with `name` if it is given: without a name, a disk_cache of
 /// the result does not notice another `f`; change the name, such as "resize, version 2", with the function.
-/// Throws: DataError (`data` or `f` is empty). get() throws DataError, naming the sample, for an exception of `f`.
+/// Throws: DataError (`data` is null, `f` is missing). get() throws DataError, naming the sample, if `f` throws.
 std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
                              std::function<Batch(Batch sample, std::uint64_t seed)> f, std::string name = {});
 

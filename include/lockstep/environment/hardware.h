@@ -49,9 +49,4 @@ Hardware probe_hardware();  ///< reads the environment of this process
 /// ("cuda" and "nccl" default to true). Throws: ConfigError naming the file and every invalid key.
 Hardware read_hardware(const std::filesystem::path& file);
 
-/// Applies CUDA's rules for CUDA_VISIBLE_DEVICES ("(unset)": all) to the GPUs of a machine: indices in any order, or
-/// UUIDs or unique prefixes of them, or MIG names (a process sees only the first), not mixed. The first invalid entry
-/// ends the list; if a GPU appears twice, none is visible. Returns positions in `all`.
-std::vector<int> visible_gpus(const std::vector<Gpu>& all, const std::string& visible_devices);
-
 }  // namespace lockstep

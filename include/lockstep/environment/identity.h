@@ -3,7 +3,6 @@
 // Rank, world size and launcher of this process. Torch-free; uses no network.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +48,9 @@ struct Identity {
   int progress_fd = -1;      ///< our launcher: progress records of the ranks
   std::string error_file{};  ///< torchrun: file for the error of a failing rank; "": none
   std::string devices{};     ///< our launcher: its choice, in the form of --devices; "": the rank chooses
+
+  /// Our launcher started this process: `lockstep run`, or this program itself (LaunchFacts::supervised).
+  bool is_supervised() const noexcept { return control_fd >= 0; }
 };
 
 /// Checks in this order: our own launcher; torchrun and all that set LOCAL_RANK, or RANK and LOCAL_WORLD_SIZE; LSF's

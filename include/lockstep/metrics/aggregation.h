@@ -16,7 +16,7 @@ namespace metrics {
 class SumMetric final : public Metric {
  public:
   void update(const at::Tensor& values);  ///< any shape
-  at::Tensor compute() const override { return sum_; }
+  at::Tensor compute() const override { return sum_.clone(); }
 
  private:
   at::Tensor& sum_ = add_sum("sum");

@@ -106,6 +106,9 @@ class StrategyOptimizer {
   virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit
   virtual void set_lr(const ScheduleStep& step) = 0;       ///< learning rates = base x factor of their schedule
   virtual double lr() const = 0;                           ///< of the first group
+  /// Gives each group the rate `changed(rate)`, which lasts. Where the schedule is 0 now, `changed` gets and returns
+  /// the base rate.
+  virtual void change_lr(const std::function<double(double rate)>& changed) = 0;
   /// For the next step() only. `flag`: 0-dim float32 on the device, the same on all ranks; 1: step() changes neither
   /// parameters nor the state of the optimizer.
   virtual void skip_if(const at::Tensor& flag) = 0;

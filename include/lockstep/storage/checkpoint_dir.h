@@ -108,8 +108,4 @@ class CheckpointDir {
   int restart_;
 };
 
-/// The steps to delete, ascending, so that the newest `keep_last` and those in `keep` remain. Pure.
-std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
-                                          std::span<const std::int64_t> keep = {});
-
 }  // namespace lockstep

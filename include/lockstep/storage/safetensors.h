@@ -27,9 +27,6 @@ struct TensorEntry {
   std::int64_t end = 0;
 };
 
-/// Bytes per element, 0 for an unknown name.
-std::int64_t safetensors_item_size(std::string_view dtype) noexcept;
-
 /// A tensor to write: `bytes` is contiguous, little-endian, exactly shape x item size.
 struct TensorView {
   std::string name{};

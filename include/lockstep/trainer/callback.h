@@ -13,8 +13,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include <lockstep/base/control.h>
 #include <lockstep/trainer/task.h>
@@ -23,39 +21,42 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class MetricSink;
 
-/// The moments at which callbacks are called. Those of a validation are in fit() and in Trainer::validate.
+/// The moments at which callbacks are called, in the order of a run. Those of a validation are in fit() and in
+/// Trainer::validate. Before and after a batch of a loop no collective works, because ranks may have different numbers
+/// of batches, and a callback freezes nothing.
 struct Stages {
   enum Stage : std::uint32_t {
-    fit_start = 1,          ///< prepared and resumed; before the first step
-    step_end = 2,           ///< after the update
-    epoch_end = 4,          ///< after the last step of an epoch
-    validation_end = 8,     ///< `metrics` holds the validation's means
-    report = 16,            ///< `metrics` holds what goes to the console and the metric files
-    checkpoint_saved = 32,  ///< durable
-    fit_end = 64,
-    validation_start = 128,  ///< before the first batch of the validation
+    fit_start = 1U << 0,     ///< prepared and resumed; before the first step
+    epoch_start = 1U << 12,  ///< before the first batch of an epoch is taken
     // Inside a step. A callback there must be as short as a step, freeze nothing, and use no collective.
-    step_start = 256,     ///< `batches` holds this rank's part of the step; before the first forward
-    backward_end = 512,   ///< of each optimizer that has no closure: the gradients are the mean over the global batch
-    exception = 1024,     ///< on the rank whose fit an exception ends; no collective works any more
-    epoch_report = 2048,  ///< with report.epoch_means: `metrics` holds the means of the epoch that ended
-    epoch_start = 4096,   ///< before the first batch of an epoch is taken
-    command = 8192,       ///< after a step: `command` holds the word; use Trainer::on_command
+    step_start = 1U << 8,       ///< `batches` holds this rank's part of the step; before the first forward
+    backward_start = 1U << 25,  ///< `output` holds the loss of a micro-batch for `optimizer`; before its backward
+    backward_end = 1U << 9,     ///< of each optimizer without a closure: gradients are the mean over the global batch
+    // After a step.
+    step_end = 1U << 1,                 ///< after the update
+    epoch_end = 1U << 2,                ///< after the last step of an epoch
+    command = 1U << 13,                 ///< `command` holds the word; use Trainer::on_command
+    report = 1U << 4,                   ///< `metrics` holds what goes to the console and the metric files
+    epoch_report = 1U << 11,            ///< with report.epoch_means: `metrics` holds the means of the epoch that ended
+    validation_start = 1U << 7,         ///< before the first batch of the validation
+    validation_batch_start = 1U << 22,  ///< `batch`
+    validation_batch_end = 1U << 18,    ///< `batch` and its `output`
+    validation_end = 1U << 3,           ///< `metrics` holds the validation's means
+    checkpoint_saved = 1U << 5,         ///< durable
+    // At the end.
+    fit_end = 1U << 6,
+    exception = 1U << 10,  ///< on the rank whose fit an exception ends; no collective works any more
     // Of Trainer::test and Trainer::predict.
-    test_start = 16384,     ///< before the first batch
-    test_end = 32768,       ///< `metrics` holds the means
-    predict_start = 65536,  ///< before the first batch
-    predict_end = 131072,   ///< after the last batch of all ranks
-    // Before and after each batch of this rank, of which the ranks may have different numbers: no collective works. A
-    // callback there freezes nothing.
-    validation_batch_start = 4194304,  ///< `batch`
-    test_batch_start = 8388608,        ///< `batch`
-    predict_batch_start = 16777216,    ///< `batch`
-    validation_batch_end = 262144,     ///< `batch` and its `output`
-    test_batch_end = 524288,           ///< `batch` and its `output`
-    predict_batch_end = 1048576,       ///< `batch` and its `results`
+    test_start = 1U << 14,           ///< before the first batch
+    test_batch_start = 1U << 23,     ///< `batch`
+    test_batch_end = 1U << 19,       ///< `batch` and its `output`
+    test_end = 1U << 15,             ///< `metrics` holds the means
+    predict_start = 1U << 16,        ///< before the first batch
+    predict_batch_start = 1U << 24,  ///< `batch`
+    predict_batch_end = 1U << 20,    ///< `batch` and its `results`
+    predict_end = 1U << 17,          ///< after the last batch of all ranks
     /// Instead of validation_end, test_end or predict_end: a stop came first. A resumed run validates anew.
-    evaluation_stopped = 2097152,
+    evaluation_stopped = 1U << 21,
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
@@ -76,14 +77,15 @@ struct StageContext {
   const StepBatches* batches = nullptr;  ///< step_start
   const Batch* batch = nullptr;          ///< at the starts and ends of batches: validation_batch_start, ...
   std::int64_t batch_number = 0;         ///< the same: of the batch among those of this rank, from 1
-  const StepOutput* output = nullptr;    ///< validation_batch_end, test_batch_end
-  const NamedTensors* results = nullptr;   ///< predict_batch_end: of predict_step, on the CPU
-  std::string_view error{};                ///< exception: its text
-  std::string_view command{};              ///< command: its word
-  Metrics* log_to = nullptr;               ///< see log()
-  Task* task = nullptr;                    ///< always set by the Trainer
-  BatchSource* train = nullptr;            ///< inside fit(); a callback that reads from it seeks back to its position
-  StrategyOptimizer* optimizer = nullptr;  ///< backward_end
+  const StepOutput* output = nullptr;    ///< backward_start, validation_batch_end, test_batch_end
+  const NamedTensors* results = nullptr;  ///< predict_batch_end: of predict_step, on the CPU
+  std::string_view error{};               ///< exception: its text
+  std::string_view command{};             ///< command: its word
+  Metrics* log_to = nullptr;              ///< see log()
+  Task* task = nullptr;                   ///< always set by the Trainer
+  /// Inside fit(). A callback that reads from it seeks back to its position; inside of a step or of a loop it cannot.
+  BatchSource* train = nullptr;
+  StrategyOptimizer* optimizer = nullptr;  ///< backward_start, backward_end
   MetricSink* media = nullptr;             ///< gets what the three functions below make; null: nothing keeps it
 
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other

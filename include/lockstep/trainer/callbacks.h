@@ -200,7 +200,7 @@ class WeightAverage final : public Callback {
   NamedTensors average_{};    // of some of them, in the same order
   std::int64_t updates_ = 0;  // of the average
   std::int64_t epoch_ = 1;    // of the next step
-  /// Memory and version of each value at the end of the fit; nullopt: it has not ended.
+  /// Memory and version of each parameter at the end of the fit; nullopt: it has not ended.
   std::optional<std::vector<std::pair<const void*, std::int64_t>>> at_end_{};
 };
 

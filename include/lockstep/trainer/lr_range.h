@@ -24,7 +24,7 @@ struct LrRangeOptions {
   double stop_factor = 4;   ///< ends when the average exceeds the smallest one by this factor; 0: never
 };
 
-/// The learning rate and the loss of each step.
+/// The learning rate and the loss of each step. With optim.lr_scaling divide the rate by its factor for --optim.lr.
 struct LrRange {
   std::vector<double> lrs{};
   std::vector<double> losses{};  ///< averages (see LrRangeOptions::smoothing) of the means over all ranks
@@ -36,10 +36,13 @@ struct LrRange {
 /// Collective. Trains with a learning rate that grows in every step (Smith 2017, "Cyclical learning rates for training
 /// neural networks"), then restores the weights, gradients and random number generators, also if it throws, and the
 /// position of `train`. Writes no files. All optimizers and
-/// groups have the same rate relation as in a training: the rate is that of the first group. Waits for the device in
-/// every step. A stop request takes effect after it. Throws: ConfigError (options), and what Trainer::fit throws.
+/// groups have the same rate relation as in a training with --optim.lr. Waits for the device in every step. A stop
+/// request takes effect after it. Throws: ConfigError (options), and what Trainer::fit throws.
 LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options = {});
 
+/// A picture for a browser (SVG): the loss over the logarithm of the rate, with a line at the suggestion. Throws:
+/// IoError.
+void write_svg(const LrRange& range, const std::filesystem::path& file);
 /// "lr,loss" and one line for each step, for a plot. Throws: IoError.
 void write_csv(const LrRange& range, const std::filesystem::path& file);
 

@@ -117,11 +117,13 @@ class DeviceMonitor final : public Callback {
 
 /// Which steps Profiler records, and what of them.
 struct ProfilerOptions {
-  std::int64_t first_step = 10;       ///< of this fit, from 0; the first steps warm up
+  std::int64_t skip_steps = 10;       ///< of this fit, before the first one that is recorded: they warm up
   std::int64_t steps = 5;             ///< number of steps that are recorded
   std::filesystem::path directory{};  ///< "": the run directory
   bool shapes = false;                ///< record the shapes of the operations' inputs
   bool memory = false;                ///< record allocations
+  /// Of the callback. Two of them need two names and two directories, and record different steps.
+  std::string name = "profiler";
 };
 
 /// Records the operations of some steps with LibTorch's profiler, on the CPU and on a GPU, in one file per rank:
@@ -135,7 +137,7 @@ class Profiler final : public Callback {
   explicit Profiler(ProfilerOptions options = {});
   ~Profiler() override;
 
-  std::string_view name() const override { return "profiler"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::step_start | Stage::step_end | Stage::exception | Stage::fit_end;
   }
@@ -160,8 +162,9 @@ struct GradientGroup {
 
 /// Settings of GradientMonitor.
 struct GradientMonitorOptions {
-  std::int64_t every_steps = 100;       ///< steps between two measurements
-  std::vector<GradientGroup> groups{};  ///< a parameter may be in several; empty: each parameter alone, by its name
+  std::int64_t every_steps = 100;         ///< steps between two measurements
+  std::vector<GradientGroup> groups{};    ///< a parameter may be in several; empty: each parameter alone, by its name
+  std::string name = "gradient_monitor";  ///< of the callback; two of them need two names, and groups of other names
 };
 
 /// Measures gradients: the mean over the global batch, before it is clipped, in the same way on all ranks. Every report
@@ -173,7 +176,7 @@ class GradientMonitor final : public Callback {
   /// Throws: ConfigError (every_steps < 1; groups without a name or with the same one).
   explicit GradientMonitor(GradientMonitorOptions options = {});
 
-  std::string_view name() const override { return "gradient_monitor"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::backward_end | Stage::report; }
   bool is_light() const override { return true; }
   /// Throws: ConfigError if a group selects no parameter.
@@ -200,9 +203,10 @@ class GradientMonitor final : public Callback {
 
 /// Settings of HistogramMonitor.
 struct HistogramMonitorOptions {
-  std::int64_t every_reports = 1;  ///< reports between two histograms
-  bool parameters = true;          ///< "parameters/<name>"
-  bool gradients = true;           ///< "gradients/<name>": of the last step, after clipping
+  std::int64_t every_reports = 1;          ///< reports between two histograms
+  bool parameters = true;                  ///< "parameters/<name>"
+  bool gradients = true;                   ///< "gradients/<name>": of the last step, after clipping
+  std::string name = "histogram_monitor";  ///< of the callback; two of them need two names
 };
 
 /// Histograms of every trained parameter and its gradient for --report.tensorboard, at reports. Only the main rank
@@ -212,7 +216,7 @@ class HistogramMonitor final : public Callback {
   /// Throws: ConfigError (every_reports < 1).
   explicit HistogramMonitor(HistogramMonitorOptions options = {});
 
-  std::string_view name() const override { return "histogram_monitor"; }
+  std::string_view name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -29,6 +30,8 @@ struct StepOutput {
   /// Samples of its batch: its weight, if it has no count. forward() and minimize() set it; nullopt: an output that the
   /// task built itself, with the samples of the last forward.
   std::optional<std::int64_t> samples{};
+  /// Of minimize(): the outputs of its micro-batches, which Step::add adds in place of what is left of their mean.
+  std::shared_ptr<const void> parts{};
   StepOutput() = default;
   StepOutput(at::Tensor loss_) : loss(std::move(loss_)) {}  // NOLINT(google-explicit-constructor)
   StepOutput(at::Tensor loss_, NamedTensors metrics_) : loss(std::move(loss_)), metrics(std::move(metrics_)) {}

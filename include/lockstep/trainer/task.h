@@ -1,8 +1,8 @@
 // lockstep/trainer/task.h
+//
 // Model, loss and optimizers of a training, written by the user.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <type_traits>
 #include <vector>

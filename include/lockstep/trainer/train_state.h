@@ -1,4 +1,5 @@
 // lockstep/trainer/train_state.h
+//
 // Progress and results of a run.
 #pragma once
 

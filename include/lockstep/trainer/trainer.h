@@ -82,7 +82,7 @@ class Trainer {
   /// Collective. The same into files, for results that do not fit into memory: each rank writes one file per
   /// `every_steps` steps into `directory`, which every rank must see. Read them with load_predictions(). Called again
   /// after an interruption, also with another number of ranks, it continues; a complete prediction is left as it is.
-  /// Throws: as above; IoError.
+  /// Throws: as above; IoError; CheckpointError (the directory has predictions of other weights or other data).
   void predict(Task& task, BatchSource& data, const std::filesystem::path& directory, std::int64_t every_steps = 100);
 
   /// For requests from any thread.

@@ -8,8 +8,6 @@
 // same order. A second thread uses its own channel().
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include <lockstep/environment/launch_name.h>
 
+#include "base/duration.h"
 #include "base/mapped.h"
+#include "base/problems.h"
 #include "base/text.h"
+#include "config/setting_form.h"
 #include "environment/job_end.h"
 
 namespace lockstep {
@@ -54,18 +56,6 @@ constexpr std::array<std::string_view, 34> kKnownVariables = {
     "NVIDIA_TF32_OVERRIDE",
 };
 
-constexpr std::string_view kSettingPrefix = "LOCKSTEP_CFG_";
-
-/// Runs what reads variables; what is wrong with them is a fact as well.
-template <class Read>
-void note_problems(std::vector<Problem>& problems, const Read& read) {
-  try {
-    read();
-  } catch (const ConfigError& error) {
-    problems.insert(problems.end(), error.problems().begin(), error.problems().end());
-  }
-}
-
 int ranks_of(const FactsRequest& request, const Facts& facts) {
   const auto& identity = facts.launcher.identity;
   if (request.ranks > 0) {
@@ -105,12 +95,12 @@ std::vector<std::string> variable_texts(const LauncherFacts& facts) {
 }
 
 LauncherFacts collect_launcher_facts(const Variables& variables) {
-  LauncherFacts facts{};
+  LauncherFacts facts{};  // wrong variables are a fact as well
   note_problems(facts.problems, [&] { facts.identity = detect_identity(variables); });
   note_problems(facts.problems, [&] { facts.job = launch_name(variables, facts.identity).job; });
   note_problems(facts.problems, [&] {
     if (const auto end = job_end(variables)) {
-      facts.job_left_s = std::chrono::duration<double>(*end - std::chrono::steady_clock::now()).count();
+      facts.job_left_s = seconds_until(*end);
     }
   });
   for (const std::string_view name : kKnownVariables) {
@@ -119,7 +109,7 @@ LauncherFacts collect_launcher_facts(const Variables& variables) {
     }
   }
   for (const auto& [name, value] : variables.all()) {
-    if (name.starts_with(kSettingPrefix)) {
+    if (name.starts_with(kSettingVariables)) {
       facts.settings.push_back(printable(name));
     }
   }

@@ -140,15 +140,8 @@ void judge_shared_memory(const Facts& facts, Judgement& judgement) {
   }
 }
 
-void judge_limits(const Facts& facts, Judgement& judgement) {
+void judge_open_files(const Facts& facts, Judgement& judgement) {
   const MachineFacts& machine = facts.machine;
-  judgement.ok("limits",
-               fmt::format("open files {} (at most {}), processes {}, tasks of the control group {}, locked memory {}, "
-                           "address space {}, file size {}",
-                           limit_text(machine.open_files.soft), limit_text(machine.open_files.hard),
-                           limit_text(machine.processes.soft), limit_text(machine.max_tasks),
-                           byte_limit_text(machine.locked_memory.soft), byte_limit_text(machine.address_space.soft),
-                           byte_limit_text(machine.file_size.soft)));
   const auto& identity = facts.launcher.identity;
   const int world_size = std::max(facts.ranks, identity ? identity->world_size : 1);
   const std::int64_t files = needed_descriptors(facts.ranks, world_size);
@@ -158,6 +151,10 @@ void judge_limits(const Facts& facts, Judgement& judgement) {
                                counted(facts.ranks, "rank"), files),
                    "raise it: ulimit -Hn, LimitNOFILE=, docker --ulimit nofile=");
   }
+}
+
+void judge_tasks(const Facts& facts, Judgement& judgement) {
+  const MachineFacts& machine = facts.machine;
   // A CPU rank of example 02 has 7 threads; more compute threads, workers of the loader and CUDA add to them.
   constexpr std::int64_t kFewestTasks = 8;
   constexpr std::int64_t kUsualTasks = 32;
@@ -171,12 +168,19 @@ void judge_limits(const Facts& facts, Judgement& judgement) {
                               *tasks, counted(facts.ranks, "rank")),
                   "raise ulimit -u, or pids.max of the container (docker --pids-limit)");
   }
+}
+
+void judge_locked_memory(const MachineFacts& machine, Judgement& judgement) {
   if (!machine.infiniband.empty() && machine.locked_memory.soft) {
     judgement.warn("locked memory",
                    fmt::format("limited to {}; InfiniBand needs memory that stays in place",
                                human_bytes(*machine.locked_memory.soft)),
                    "ulimit -l unlimited, LimitMEMLOCK=infinity, docker --ulimit memlock=-1");
   }
+}
+
+void judge_address_space(const Facts& facts, Judgement& judgement) {
+  const MachineFacts& machine = facts.machine;
   if (machine.address_space.soft) {
     const std::string text = fmt::format("limited to {}", human_bytes(*machine.address_space.soft));
     if (facts.gpus.driver.gpus.empty()) {
@@ -187,6 +191,21 @@ void judge_limits(const Facts& facts, Judgement& judgement) {
                      "ulimit -v unlimited; limit the memory with a control group instead");
     }
   }
+}
+
+void judge_limits(const Facts& facts, Judgement& judgement) {
+  const MachineFacts& machine = facts.machine;
+  judgement.ok("limits",
+               fmt::format("open files {} (at most {}), processes {}, tasks of the control group {}, locked memory {}, "
+                           "address space {}, file size {}",
+                           limit_text(machine.open_files.soft), limit_text(machine.open_files.hard),
+                           limit_text(machine.processes.soft), limit_text(machine.max_tasks),
+                           byte_limit_text(machine.locked_memory.soft), byte_limit_text(machine.address_space.soft),
+                           byte_limit_text(machine.file_size.soft)));
+  judge_open_files(facts, judgement);
+  judge_tasks(facts, judgement);
+  judge_locked_memory(machine, judgement);
+  judge_address_space(facts, judgement);
   if (machine.file_size.soft) {
     judgement.warn(
         "file size",

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "cli/doctor/facts.h"
 #include "cli/installed_files.h"
+#include "environment/text_file.h"
 
 namespace lockstep {
 namespace {
@@ -37,17 +38,6 @@ ResourceLimit limit_of(int resource) {
     return {};
   }
   return {.soft = bounded(limit.rlim_cur), .hard = bounded(limit.rlim_max)};
-}
-
-/// The number that follows `key` at the start of a line; 0: there is none.
-std::int64_t number_after(std::string_view text, std::string_view key) {
-  for (const std::string& line : split(text, '\n')) {
-    if (line.starts_with(key)) {
-      const std::string_view rest = trim(std::string_view(line).substr(key.size()));
-      return parse_int(rest.substr(0, rest.find(' '))).value_or(0);
-    }
-  }
-  return 0;
 }
 
 std::int64_t number_in(const std::string& file) {

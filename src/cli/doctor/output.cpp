@@ -79,14 +79,7 @@ std::string indented(std::string_view text, std::size_t indent) {
   return join(lines, "\n");
 }
 
-Json to_json(const ResourceLimit& limit) {
-  return {{"soft", limit.soft ? Json(*limit.soft) : Json()}, {"hard", limit.hard ? Json(*limit.hard) : Json()}};
-}
-
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
-}
+Json to_json(const ResourceLimit& limit) { return {{"soft", or_null(limit.soft)}, {"hard", or_null(limit.hard)}}; }
 
 std::string_view name_of(DriverState state) {
   return state == DriverState::absent ? "absent" : state == DriverState::unusable ? "unusable" : "running";
@@ -245,19 +238,19 @@ std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts)
   };
 }
 
-std::size_t columns(int width) { return static_cast<std::size_t>(std::clamp(width, 60, 120)); }
-
 constexpr std::size_t kFindingIndent = 22;
 
 }  // namespace
 
-std::string finding_text(const Finding& found, int width) {
+std::size_t text_columns(int width) { return static_cast<std::size_t>(std::clamp(width, 60, 120)); }
+
+std::string finding_text(const Finding& found, std::size_t columns) {
   std::string head = fmt::format("  {:4}  {:12}", label_of(found.level), found.subject);
   head += head.size() < kFindingIndent ? std::string(kFindingIndent - head.size(), ' ')
                                        : "\n" + std::string(kFindingIndent, ' ');
-  std::string text = fmt::format("{}{}\n", head, wrap(found.found, kFindingIndent, columns(width)));
+  std::string text = fmt::format("{}{}\n", head, wrap(found.found, kFindingIndent, columns));
   if (!found.fix.empty()) {
-    text += fmt::format("{:{}}{}\n", "", kFindingIndent, wrap("fix: " + found.fix, kFindingIndent, columns(width)));
+    text += fmt::format("{:{}}{}\n", "", kFindingIndent, wrap("fix: " + found.fix, kFindingIndent, columns));
   }
   return text;
 }
@@ -273,6 +266,7 @@ Json finding_json(const Finding& found) {
 bool has_failure(const std::vector<Finding>& findings) { return count(findings, FindingLevel::failure) > 0; }
 
 std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings, int width) {
+  const std::size_t columns = text_columns(width);
   std::string text =
       fmt::format("lockstep doctor for {} on {}\n", counted(facts.ranks, "rank"), facts.network.host.name);
   std::string group;
@@ -281,15 +275,14 @@ std::string doctor_text(const Facts& facts, const std::vector<Finding>& findings
       group = found.group;
       text += fmt::format("\n{}\n", group);
     }
-    text += finding_text(found, width);
+    text += finding_text(found, columns);
     if (found.subject == "links") {
       text += indented(matrix_text(facts.gpus.driver), kFindingIndent - 4) + '\n';
     }
   }
   constexpr std::string_view kForIssue =
       "for an issue: lockstep system prints the facts without names of hosts, users and directories";
-  return fmt::format("{}\n{}\n{}\n", text, wrap(verdict(findings), 0, columns(width)),
-                     wrap(kForIssue, 0, columns(width)));
+  return fmt::format("{}\n{}\n{}\n", text, wrap(verdict(findings), 0, columns), wrap(kForIssue, 0, columns));
 }
 
 Json doctor_json(const Facts& facts, const std::vector<Finding>& findings) {
@@ -320,7 +313,7 @@ std::string system_text(const Facts& facts, int width) {
   constexpr std::size_t kIndent = 11;
   std::string text;
   for (const auto& [name, value] : system_rows(facts)) {
-    text += fmt::format("{:{}}{}\n", name, kIndent, wrap(value, kIndent, columns(width)));
+    text += fmt::format("{:{}}{}\n", name, kIndent, wrap(value, kIndent, text_columns(width)));
   }
   return text;
 }

@@ -1,6 +1,7 @@
 // Prints facts and findings, as text and as JSON. Torch-free.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,10 @@
 
 namespace lockstep {
 
-/// A line with level and subject, and the fix below it; broken at `width` columns.
-std::string finding_text(const Finding& found, int width);
+std::size_t text_columns(int width);  ///< of a text in a terminal of this width: 60 to 120
+
+/// A line with level and subject, and the fix below it.
+std::string finding_text(const Finding& found, std::size_t columns);
 Json finding_json(const Finding& found);
 
 /// One line per finding, its fix below it, and the verdict.

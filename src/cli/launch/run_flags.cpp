@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/problems.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/launch/run_command.h"
@@ -75,9 +76,7 @@ class Parser {
     read_ranks();
     read_restarts();
     read_output();
-    if (!problems_.empty()) {
-      throw ConfigError(std::move(problems_));
-    }
+    throw_if_any(std::move(problems_));
     result_.command = line_.arguments;
     return result_;
   }
@@ -106,11 +105,7 @@ class Parser {
   const GivenFlag* given(std::string_view name) const { return line_.find(name); }
 
   void read_number(std::string_view name, int min, int max, int& out) {
-    try {
-      out = line_.number(name, min, max, out);
-    } catch (const ConfigError& error) {
-      problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());
-    }
+    note_problems(problems_, [&] { out = line_.number(name, min, max, out); });
   }
 
   void read_machines() {

@@ -214,7 +214,7 @@ class Guide {
                        ? fmt::format("This machine has {} and no GPU{}", counted(hardware_.cores, "core"),
                                      hardware_.gpu_note.empty() ? "." : ": " + hardware_.gpu_note)
                        : fmt::format("This machine has {} and {}.", counted(hardware_.cores, "core"),
-                                     counted(static_cast<std::int64_t>(hardware_.gpus.size()), "GPU")));
+                                     counted(std::ssize(hardware_.gpus), "GPU")));
     for (const Gpu& gpu : hardware_.gpus) {
       interview_.say(
           fmt::format("  {}, {} of {} free", gpu.name, human_bytes(gpu.free_bytes), human_bytes(gpu.memory_bytes)));
@@ -299,8 +299,7 @@ class Guide {
     if (!hardware_.gpus.empty()) {
       ask_setting("devices", {.text = "devices: a number of GPUs, indices such as 0,2, or cpu",
                               .flag = "--devices",
-                              .default_text = fmt::format(
-                                  "all {}", counted(static_cast<std::int64_t>(hardware_.gpus.size()), "GPU"))});
+                              .default_text = fmt::format("all {}", counted(std::ssize(hardware_.gpus), "GPU"))});
     } else {
       ask_setting("nprocs",
                   {.text = "number of ranks", .flag = "--nprocs", .default_text = fmt::format("{}", nodes(request_))});

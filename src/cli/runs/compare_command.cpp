@@ -9,6 +9,7 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/json.h"
+#include "base/problems.h"
 #include "cli/commands.h"
 #include "report/record_comparison.h"
 
@@ -30,9 +31,8 @@ Json to_json(const RecordComparison& result) {
     for (const auto& [name, a, b] : difference->fields) {
       fields[name] = {a, b};
     }
-    json["difference"] = {{"step", difference->step},
-                          {"rank", difference->rank ? Json(*difference->rank) : Json()},
-                          {"fields", std::move(fields)}};
+    json["difference"] = {
+        {"step", difference->step}, {"rank", or_null(difference->rank)}, {"fields", std::move(fields)}};
   }
   return json;
 }
@@ -74,15 +74,9 @@ std::vector<RunRecords> read_all(FileSystem& fs, const std::vector<std::string>&
   std::vector<RunRecords> runs;
   std::vector<Problem> problems;
   for (const std::string& path : paths) {
-    try {
-      runs.push_back(read_run_records(fs, path));
-    } catch (const ConfigError& error) {
-      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
-    }
+    note_problems(problems, [&] { runs.push_back(read_run_records(fs, path)); });
   }
-  if (!problems.empty()) {
-    throw ConfigError(std::move(problems));
-  }
+  throw_if_any(std::move(problems));
   return runs;
 }
 

@@ -74,7 +74,7 @@ int ctl(const CommandLine& line, const Variables&) {
   if (const std::vector<std::string> known = commands_of_run(fs, run);
       std::ranges::find(known, command) == known.end()) {
     throw ConfigError(fmt::format("ctl: found {}, expected {}", printable(command), join_or(known)),
-                      hint_for(command, known, "", "a program adds commands with Trainer::on_command"));
+                      did_you_mean(command, known, "", "a program adds commands with Trainer::on_command"));
   }
   const std::filesystem::path file = command_file(run, command);
   fs.create_directories(file.parent_path());

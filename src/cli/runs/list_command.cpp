@@ -137,7 +137,7 @@ Json list_json(std::span<const RunData> runs, const std::string& directory) {
               {"state", to_string(run.state)},
               {"why", run.why},
               {"step", run.last_step},
-              {"epoch", run.epoch ? Json(*run.epoch) : Json()},
+              {"epoch", or_null(run.epoch)},
               {"started", run.started > 0 ? Json(run.started) : Json()},
               {"last_activity", run.last_activity > 0 ? Json(run.last_activity) : Json()},
               {"best", nullptr},

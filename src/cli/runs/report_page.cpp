@@ -16,6 +16,7 @@
 
 #include "base/assertion.h"
 #include "base/mapped.h"
+#include "base/metric_prefixes.h"
 #include "base/special_number.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
@@ -133,28 +134,20 @@ struct Group {
 };
 
 std::vector<Group> groups_of(std::span<const RunData> runs) {
-  constexpr std::string_view kValidation = "val_";
-  std::vector<std::string> names;
-  for (const char* first : {"loss", "lr", "grad_norm", "samples_per_s"}) {
-    names.emplace_back(first);
-  }
-  for (const RunData& run : runs) {
-    for (const MetricSeries& series : run.metrics.series) {
-      names.push_back(series.name);
-    }
-  }
+  std::vector<std::string> names{"loss", "lr", "grad_norm", "samples_per_s"};
   std::set<std::string> present;
   for (const RunData& run : runs) {
     for (const MetricSeries& series : run.metrics.series) {
+      names.push_back(series.name);
       present.insert(series.name);
     }
   }
   std::set<std::string> done;
   std::vector<Group> groups;
   for (const std::string& name : names) {
-    const bool is_validation = name.starts_with(kValidation);
-    const std::string title = is_validation ? name.substr(kValidation.size()) : name;
-    const std::string validation = std::string(kValidation) + title;
+    const bool is_validation = name.starts_with(kValidationPrefix);
+    const std::string title = is_validation ? name.substr(kValidationPrefix.size()) : name;
+    const std::string validation = std::string(kValidationPrefix) + title;
     const bool has_training = present.contains(title);
     if ((!has_training && !present.contains(validation)) || !done.insert(title).second) {
       continue;
@@ -331,8 +324,7 @@ std::string report_page(std::span<const RunData> runs, double now) {
   const auto groups = groups_of(runs);
   const std::map<std::string, std::string, std::less<>> places{
       {"title", title_of(runs)},
-      {"subtitle", fmt::format("Training report of {}, {}", utc_minute(now),
-                               counted(static_cast<std::int64_t>(runs.size()), "run"))},
+      {"subtitle", fmt::format("Training report of {}, {}", utc_minute(now), counted(std::ssize(runs), "run"))},
       {"overview", overview(runs)},
       {"notes", notes(runs)},
       {"values", values_table(runs, groups)},

@@ -19,6 +19,7 @@
 #include "base/wall_clock.h"
 #include "config/config_file.h"
 #include "report/metric_file.h"
+#include "storage/manifest.h"
 #include "storage/names.h"
 #include "storage/run_directory.h"
 #include "storage/run_record.h"
@@ -82,28 +83,26 @@ void read_or_note(RunData& run, const Read& read) {
   }
 }
 
+void note_damaged(RunData& run, const char* where, std::int64_t lines) {
+  if (lines > 0) {
+    run.notes.push_back(
+        fmt::format("{}: {} damaged and left out", where, lines == 1 ? "a line is" : counted(lines, "line") + " are"));
+  }
+}
+
 void read_events(FileSystem& fs, RunData& run) {
   const std::string text = read_metric_file(fs, run.directory / kEventsName);
   std::int64_t damaged = 0;
-  std::string_view rest = text;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size() - 1);
-    const std::string_view line = rest.substr(0, end);
-    const bool is_complete = rest[end] == '\n';
-    rest.remove_prefix(end + 1);
-    if (line.empty() || !is_complete) {
-      continue;  // the line that a process is writing now
-    }
+  for_each_line(text, [&](std::string_view line) {  // an incomplete one is being written now
     try {
-      run.events.push_back(parse_event(line));
+      if (!line.empty()) {
+        run.events.push_back(parse_event(line));
+      }
     } catch (const std::exception&) {
       ++damaged;
     }
-  }
-  if (damaged > 0) {
-    run.notes.push_back(fmt::format("{}: {} damaged and left out", kEventsName,
-                                    damaged == 1 ? "a line is" : counted(damaged, "line") + " are"));
-  }
+  });
+  note_damaged(run, kEventsName, damaged);
 }
 
 /// A later start has written run.json. One of a program with a loop by hand leaves no event.
@@ -163,9 +162,7 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
       continue;
     }
     facts.steps.push_back(step);
-    for (const Manifest::File& file : manifest.files) {
-      facts.bytes += file.size;
-    }
+    facts.bytes += size_of(manifest);
     newest = read_state(directory, manifest);
     const auto metric = newest.find(metric_key(facts.monitor));
     const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
@@ -178,20 +175,22 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
     }
   }
   for (const auto& [key, value] : newest.items()) {
-    constexpr std::string_view kProgram = "program.";
-    if (key.starts_with(kProgram)) {
+    if (key.starts_with(kProgramKeys)) {
       run.settings.emplace_back(key, text_of(value));
     }
   }
-  const std::vector<std::pair<const char*, const char*>> shown{{"world_size", "ranks"},
-                                                               {"threads", "threads per rank"},
+  const std::vector<std::pair<const char*, const char*>> shown{{kWorldSizeKey, "ranks"},
+                                                               {kThreadsKey, "threads per rank"},
                                                                {"position.dataset_size", "samples of the data"},
-                                                               {"samples", "samples seen, saved"},
-                                                               {"total_steps", "planned steps"}};
+                                                               {kSamplesKey, "samples seen, saved"},
+                                                               {kTotalStepsKey, "planned steps"}};
   for (const auto& [key, title] : shown) {
     if (const auto found = newest.find(key); found != newest.end()) {
       run.environment.emplace_back(title, text_of(*found));
     }
+  }
+  if (const auto found = newest.find(kTotalStepsKey); found != newest.end()) {
+    run.planned_steps = parse_int(text_of(*found)).value_or(0);
   }
 }
 
@@ -237,11 +236,7 @@ void read_metrics(FileSystem& fs, RunData& run, std::int64_t last_bytes) {
   if (run.metrics.cut_off && run.state != RunState::running) {
     run.notes.emplace_back("metrics: the last line is incomplete and left out");
   }
-  if (run.metrics.damaged > 0) {
-    run.notes.push_back(
-        fmt::format("metrics: {} damaged and left out",
-                    run.metrics.damaged == 1 ? "a line is" : counted(run.metrics.damaged, "line") + " are"));
-  }
+  note_damaged(run, "metrics", run.metrics.damaged);
   if (const MetricSeries* epochs = run.metrics.find("epoch"); epochs != nullptr && !epochs->values.empty()) {
     run.epoch = epochs->values.back();
   }

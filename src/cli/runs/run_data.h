@@ -50,11 +50,12 @@ struct RunData {
   std::filesystem::path directory{};
   std::string name{};
   RunState state = RunState::unknown;
-  std::string why{};              ///< of the end or the failure; "": none is known
-  std::int64_t last_step = 0;     ///< of rows, events and checkpoints
-  std::optional<double> epoch{};  ///< the last one that was reported
-  double started = 0;             ///< the first event; 0: not known
-  double last_activity = 0;       ///< the last event or row; 0: not known
+  std::string why{};               ///< of the end or the failure; "": none is known
+  std::int64_t last_step = 0;      ///< of rows, events and checkpoints
+  std::int64_t planned_steps = 0;  ///< as the newest checkpoint says; 0: not known
+  std::optional<double> epoch{};   ///< the last one that was reported
+  double started = 0;              ///< the first event; 0: not known
+  double last_activity = 0;        ///< the last event or row; 0: not known
   RunCheckpointFacts checkpoints{};
   MetricRows metrics{};
   std::vector<RunEvent> events{};

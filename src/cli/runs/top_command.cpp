@@ -27,12 +27,16 @@ namespace {
 
 constexpr std::int64_t kLastBytes = 1 << 20;  // of the metrics: more rows than any terminal has columns
 
-void write_all(std::string_view text) {
+/// Throws: IoError.
+void write_to_terminal(std::string_view text) {
   while (!text.empty()) {
-    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    const ssize_t written = retry([&] { return ::write(STDOUT_FILENO, text.data(), text.size()); });
     if (written >= 0) {
       text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno != EINTR && errno != EAGAIN) {
+    } else if (errno == EAGAIN) {
+      pollfd writable{STDOUT_FILENO, POLLOUT, 0};
+      ::poll(&writable, 1, -1);
+    } else {
       throw IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
     }
   }
@@ -56,11 +60,11 @@ class LiveTerminal {
     keys.c_cc[VMIN] = 0;
     keys.c_cc[VTIME] = 0;
     ::tcsetattr(STDIN_FILENO, TCSANOW, &keys);
-    write_all("\x1b[?1049h\x1b[?25l");
+    write_to_terminal("\x1b[?1049h\x1b[?25l");
   }
   ~LiveTerminal() {
     try {
-      write_all("\x1b[?25h\x1b[?1049l");
+      write_to_terminal("\x1b[?25h\x1b[?1049l");
     } catch (const IoError&) {  // the terminal is gone
     }
     ::tcsetattr(STDIN_FILENO, TCSANOW, &keys_before_);
@@ -140,7 +144,7 @@ int show_live(const std::filesystem::path& directory, const RunData& first, cons
     }
     const Terminal screen = probe_terminal(STDOUT_FILENO, variables);  // a window can change its size
     const ScreenSize size{.width = screen.width, .height = screen.height};
-    write_all(drawing(top_screen(run, unix_time(), size, style), size));
+    write_to_terminal(drawing(top_screen(run, unix_time(), size, style), size));
     if (const auto code = terminal.wait(kPause)) {
       return *code;
     }

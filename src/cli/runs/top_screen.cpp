@@ -26,12 +26,9 @@ double begin_of_attempt(const RunData& run) {
 
 std::string progress_line(const RunData& run, double now) {
   std::vector<std::string> parts{fmt::format("step {}", run.last_step)};
-  const auto planned = std::ranges::find(run.environment, "planned steps", &Texts::value_type::first);
-  if (planned != run.environment.end()) {
-    if (const auto total = parse_int(planned->second); total && *total > 0) {
-      parts.back() += fmt::format(" of {} ({:.0f} %)", *total,
-                                  100.0 * static_cast<double>(run.last_step) / static_cast<double>(*total));
-    }
+  if (const std::int64_t total = run.planned_steps; total > 0) {
+    parts.back() += fmt::format(" of {} ({:.0f} %)", total,
+                                100.0 * static_cast<double>(run.last_step) / static_cast<double>(total));
   }
   if (run.epoch) {
     parts.push_back(fmt::format("epoch {:g}", *run.epoch));
@@ -60,7 +57,7 @@ std::string checkpoint_line(const RunCheckpointFacts& checkpoints) {
                         *checkpoints.best);
   }
   return text + fmt::format(", {} in {}", human_bytes(checkpoints.bytes),
-                            counted(static_cast<std::int64_t>(checkpoints.steps.size()), "checkpoint"));
+                            counted(std::ssize(checkpoints.steps), "checkpoint"));
 }
 
 std::string event_line(const RunEvent& event) {

@@ -1,6 +1,5 @@
 #include <cstdint>
 #include <filesystem>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/runs/run_data.h"
+#include "storage/manifest.h"
 #include "storage/names.h"
 
 namespace lockstep {
@@ -64,16 +64,11 @@ struct Checked {
   bool is_weights_only = false;  // no run resumes from it
 };
 
-std::int64_t bytes(const Manifest& manifest) {
-  return std::accumulate(manifest.files.begin(), manifest.files.end(), std::int64_t{0},
-                         [](std::int64_t sum, const Manifest::File& file) { return sum + file.size; });
-}
-
 Checked check(const CheckpointDir& directory, std::int64_t step) {
   Checked checked{.step = step, .name = directory.path(step).filename().string()};
   try {
     checked.manifest = directory.verify(step);
-    checked.is_weights_only = read_state(directory, *checked.manifest).contains("weights_only");
+    checked.is_weights_only = read_state(directory, *checked.manifest).contains(kWeightsOnlyKey);
   } catch (const CheckpointError& error) {
     checked.damage = printable(error.what());
   }
@@ -85,7 +80,7 @@ std::string to_text(const Checked& checked) {
     return fmt::format("{}: damaged: {}", checked.name, checked.damage);
   }
   return fmt::format("{}: valid, {} in {} files, run {}, restart {}{}", checked.name,
-                     human_bytes(bytes(*checked.manifest)), checked.manifest->files.size(),
+                     human_bytes(size_of(*checked.manifest)), checked.manifest->files.size(),
                      printable(checked.manifest->run_id), checked.manifest->restart,
                      checked.is_weights_only ? ", only weights" : "");
 }
@@ -93,7 +88,7 @@ std::string to_text(const Checked& checked) {
 Json to_json(const Checked& checked) {
   Json json = {{"name", checked.name}, {"step", checked.step}, {"valid", checked.manifest.has_value()}};
   if (checked.manifest) {
-    json["bytes"] = bytes(*checked.manifest);
+    json["bytes"] = size_of(*checked.manifest);
     json["files"] = checked.manifest->files.size();
     json["run_id"] = printable(checked.manifest->run_id);
     json["restart"] = checked.manifest->restart;
@@ -147,7 +142,7 @@ int verify(const CommandLine& line, const Variables&) {
                                   {"directory", target.directory.string()},
                                   {"checkpoints", std::move(all)},
                                   {"incomplete", incomplete},
-                                  {"newest_valid", newest ? Json(*newest) : Json()}}));
+                                  {"newest_valid", or_null(newest)}}));
   } else if (!target.step) {
     for (const std::string& name : incomplete) {
       fmt::print("{}: incomplete: it is being written, or a crash left it and the next start removes it\n",

@@ -26,7 +26,9 @@
 #include "cli/doctor/output.h"
 #include "cli/test/probe_launch.h"
 #include "cli/test/verdict.h"
+#include "config/field_value.h"
 #include "config/flags.h"
+#include "config/setting_form.h"
 #include "environment/nvml.h"
 #include "supervise/signal_inbox.h"
 
@@ -58,7 +60,7 @@ struct Request {
 /// Settings for trainings must not change the test.
 Variables without_settings(const Variables& variables) {
   auto all = variables.all();
-  std::erase_if(all, [](const auto& entry) { return entry.first.starts_with("LOCKSTEP_CFG_"); });
+  std::erase_if(all, [](const auto& entry) { return entry.first.starts_with(kSettingVariables); });
   return Variables(std::move(all));
 }
 
@@ -72,15 +74,6 @@ Request parse_request(const CommandLine& line, const Variables& variables) {
   return {.config = parse_invocation({}, settings, variables, FlagsAccess::for_tool()).config,
           .json = line.has("json"),
           .time_limit_s = line.number("time-limit", 1, kMostSeconds, 120)};
-}
-
-std::string backend_name(const TrainConfig& config) {
-  for (const auto& [name, value] : config_values(config)) {
-    if (name == "backend") {
-      return value;
-    }
-  }
-  return {};
 }
 
 /// A plan per backend that can work here, the default first; one plan if a backend is given or there is one rank.
@@ -154,7 +147,7 @@ class Test {
         plans_(std::move(plans)),
         probe_(std::move(probe)),
         variables_(variables),
-        width_(std::clamp(probe_terminal(STDOUT_FILENO, variables).width, 60, 120)),
+        columns_(text_columns(probe_terminal(STDOUT_FILENO, variables).width)),
         shows_status_(probe_terminal(STDERR_FILENO, variables).interactive) {}
 
   int run() {
@@ -169,8 +162,7 @@ class Test {
     }
     const std::vector<Advice> advices = advise(measurements_);
     print(advice_text(advices));
-    print(
-        fmt::format("\n{} ({:.1f} s)\n", wrap(verdict(), 0, static_cast<std::size_t>(width_)), seconds_since(start_)));
+    print(fmt::format("\n{} ({:.1f} s)\n", wrap(verdict(), 0, columns_), seconds_since(start_)));
     if (request_.json) {
       fmt::print("{}\n", dump_json(to_json(advices)));
     }
@@ -191,7 +183,7 @@ class Test {
     const WorkDirectory directory(measurements_.directory.checked);
     const Plan& plan = plans_.front();
     const auto try_part = [&](const std::string& part, const Plan& with) {
-      return launch(part, with, directory.path() / backend_name(with.config));
+      return launch(part, with, directory.path() / to_text(with.config.backend));
     };
     if (plan.gpu()) {
       measurements_.gpu_pairs = pairs_between(plan.local_devices);
@@ -200,7 +192,7 @@ class Test {
       measurements_.gpu_memory_bytes = std::ranges::min(mapped(plan.local_devices, &LocalDevice::memory_bytes));
     }
     for (const Plan& with : plans_) {
-      const std::string name = with.world_size > 1 ? backend_name(with.config) : "one rank";
+      const std::string name = with.world_size > 1 ? to_text(with.config.backend) : "one rank";
       measurements_.exchanges.emplace_back(name, try_part(kExchange, with));
       add(judge_exchange(name, measurements_.exchanges.back().second));
     }
@@ -236,7 +228,7 @@ class Test {
     }
     if (plan.world_size > 1) {
       // Only an exchange tests one backend; all else trains as a program would.
-      flags.insert(flags.end(), {"--backend", backend_name(part == kExchange ? plan.config : plan.asked.value())});
+      flags.insert(flags.end(), {"--backend", to_text((part == kExchange ? plan.config : plan.asked.value()).backend)});
     }
     if (shows_status_) {
       write_status(fmt::format("testing: {} ...", part));
@@ -258,7 +250,7 @@ class Test {
       if (findings_.empty() || findings_.back().group != found.group) {
         print(fmt::format("\n{}\n", found.group));
       }
-      print(finding_text(found, width_));
+      print(finding_text(found, columns_));
       findings_.push_back(found);
     }
   }
@@ -277,17 +269,16 @@ class Test {
         failed.push_back(fmt::format("{}: {}", found.group, found.subject));
       }
     }
-    return failed.empty() ? fmt::format("ready: {} {} on this machine", counted(plans_.front().world_size, "rank"),
-                                        plans_.front().world_size == 1 ? "trains" : "train")
-                          : fmt::format("not ready: {} failed ({})",
-                                        counted(static_cast<std::int64_t>(failed.size()), "check"), join(failed, ", "));
+    return failed.empty()
+               ? fmt::format("ready: {} {} on this machine", counted(plans_.front().world_size, "rank"),
+                             plans_.front().world_size == 1 ? "trains" : "train")
+               : fmt::format("not ready: {} failed ({})", counted(std::ssize(failed), "check"), join(failed, ", "));
   }
 
   std::string advice_text(const std::vector<Advice>& advices) const {
     std::string text = "\nrecommendations\n";
     for (const Advice& advice : advices) {
-      text += fmt::format("  {}\n      {}\n", wrap(advice.what, 2, static_cast<std::size_t>(width_)),
-                          wrap(advice.because, 6, static_cast<std::size_t>(width_)));
+      text += fmt::format("  {}\n      {}\n", wrap(advice.what, 2, columns_), wrap(advice.because, 6, columns_));
     }
     return advices.empty() ? text + "  none: the defaults fit what was measured\n" : text;
   }
@@ -321,7 +312,7 @@ class Test {
   std::vector<Plan> plans_;
   Path probe_;
   const Variables& variables_;
-  int width_;
+  std::size_t columns_;
   bool shows_status_;
   SignalInbox signals_{};
   Clock::time_point start_ = Clock::now();

@@ -400,8 +400,7 @@ std::vector<Finding> judge_exchange(std::string_view backend, const ProbeOutcome
   if (outcome.met_s >= 0) {
     findings.push_back(
         ok(backend, "start",
-           fmt::format("{} met after {}",
-                       counted(static_cast<std::int64_t>(outcome.measured("met")->at("pids").size()), "rank"),
+           fmt::format("{} met after {}", counted(std::ssize(outcome.measured("met")->at("pids")), "rank"),
                        time_text(outcome.met_s))));
   }
   for (Finding& found : judge_checks(backend, outcome)) {

@@ -42,15 +42,12 @@ std::string find_daemon(const VariableReader& reader) {
   for (int depth = 0; depth < kDeepest; ++depth) {
     // "71 (a name) S 70 ...": the name may contain blanks and parentheses
     const std::string stat = reader.file(fmt::format("/proc/{}/stat", process)).value_or("");
+    const auto fields = stat_fields(stat);
     const std::size_t open = stat.find('(');
     const std::size_t close = stat.rfind(')');
-    if (open == std::string::npos || close == std::string::npos || close < open) {
-      return {};
-    }
-    const auto fields = split(trim(std::string_view(stat).substr(close + 1)), ' ');
     constexpr std::size_t kParent = 1;
     constexpr std::size_t kStart = 19;
-    if (fields.size() <= kStart) {
+    if (fields.size() <= kStart || close < open) {
       return {};
     }
     const std::string_view name = std::string_view(stat).substr(open + 1, close - open - 1);

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "environment/launchers/launch_variables.h"
+#include "environment/own_variables.h"
 
 namespace lockstep {
 namespace {
@@ -73,13 +74,13 @@ void check_local_size(VariableReader& reader, const Identity& identity) {
 
 void read_lockstep(VariableReader& reader, Identity& identity) {
   identity.launcher = "lockstep";
-  identity.control_fd = reader.number("LOCKSTEP_CONTROL_FD", 0).value_or(-1);
-  identity.progress_fd = reader.number("LOCKSTEP_PROGRESS_FD", 0).value_or(-1);
-  identity.restart = reader.number("LOCKSTEP_RESTART", 0).value_or(0);
-  identity.halvings = reader.number("LOCKSTEP_HALVINGS", 0).value_or(-1);
-  identity.store_fd = reader.number("LOCKSTEP_STORE_FD", 0).value_or(-1);
-  identity.run_id = reader.text("LOCKSTEP_RUN_ID").value_or("");
-  identity.devices = reader.text("LOCKSTEP_DEVICES").value_or("");
+  identity.control_fd = reader.number(own_variables::kControlFd, 0).value_or(-1);
+  identity.progress_fd = reader.number(own_variables::kProgressFd, 0).value_or(-1);
+  identity.restart = reader.number(own_variables::kRestart, 0).value_or(0);
+  identity.halvings = reader.number(own_variables::kHalvings, 0).value_or(-1);
+  identity.store_fd = reader.number(own_variables::kStoreFd, 0).value_or(-1);
+  identity.run_id = reader.text(own_variables::kRunId).value_or("");
+  identity.devices = reader.text(own_variables::kDevices).value_or("");
 }
 
 void read_torchelastic(VariableReader& reader, Identity& identity) {
@@ -93,7 +94,7 @@ void read_torchelastic(VariableReader& reader, Identity& identity) {
 }  // namespace
 
 std::optional<Identity> read_torchrun(VariableReader& reader) {
-  const bool ours = reader.has("LOCKSTEP_CONTROL_FD");
+  const bool ours = reader.has(own_variables::kControlFd);
   if (!ours && !reader.has("LOCAL_RANK") && !(reader.has("RANK") && reader.has("LOCAL_WORLD_SIZE"))) {
     return std::nullopt;
   }

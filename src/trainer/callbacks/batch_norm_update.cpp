@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -85,7 +86,7 @@ Norm* as_updated(torch::nn::Module& part) {
   return norm != nullptr && norm->is_training() && norm->options.track_running_stats() ? norm : nullptr;
 }
 
-/// Calls `f` with each layer that is updated.
+/// Calls `f` with each layer that is updated, once also if it has several names.
 template <class F>
 void for_each_updated(torch::nn::Module& module, const F& f) {
   const auto call = [&f](auto* norm) {
@@ -100,8 +101,11 @@ void for_each_updated(torch::nn::Module& module, const F& f) {
     call(as_updated<SyncBatchNormImpl>(part));
   };
   look_at(module);
+  std::unordered_set<const torch::nn::Module*> seen;
   for (const auto& part : module.modules(/*include_self=*/false)) {  // including it would require a shared_ptr
-    look_at(*part);
+    if (seen.insert(part.get()).second) {
+      look_at(*part);
+    }
   }
 }
 

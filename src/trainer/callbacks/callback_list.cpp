@@ -23,8 +23,7 @@ namespace lockstep {
 namespace {
 
 void require_metric_of_validation(std::string_view callback, std::string_view metric, const Metrics& metrics) {
-  if (metric.starts_with(kValidationPrefix) &&
-      std::ranges::find(metrics, metric, &Metrics::value_type::first) == metrics.end()) {
+  if (metric.starts_with(kValidationPrefix) && find_metric(metrics, metric) == nullptr) {
     throw metric_not_found(callback, metric, metrics);
   }
 }
@@ -51,6 +50,8 @@ std::string_view to_string(Stage stage) noexcept {
       return "validation_start";
     case Stage::step_start:
       return "step_start";
+    case Stage::backward_start:
+      return "backward_start";
     case Stage::backward_end:
       return "backward_end";
     case Stage::exception:

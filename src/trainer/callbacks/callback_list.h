@@ -16,10 +16,10 @@
 namespace lockstep {
 
 /// Inside a step or a loop ranks need not be at the same point, and after an exception no collective works.
-inline constexpr std::uint32_t kUnsynchronizedStages = Stage::step_start | Stage::backward_end | Stage::exception |
-                                                       Stage::validation_batch_start | Stage::validation_batch_end |
-                                                       Stage::test_batch_start | Stage::test_batch_end |
-                                                       Stage::predict_batch_start | Stage::predict_batch_end;
+inline constexpr std::uint32_t kUnsynchronizedStages =
+    Stage::step_start | Stage::backward_start | Stage::backward_end | Stage::exception | Stage::validation_batch_start |
+    Stage::validation_batch_end | Stage::test_batch_start | Stage::test_batch_end | Stage::predict_batch_start |
+    Stage::predict_batch_end;
 
 /// What the callbacks keep during a validation. The last one goes first: each restores what it found.
 class ValidationScopes {
@@ -62,6 +62,8 @@ class CallbackList {
 
   /// True if a callback of this rank has one of the stages.
   bool has(std::uint32_t stages) const noexcept { return (stages_ & stages) != 0; }
+  /// True if call() does anything at the stage: this rank has a callback, or another rank has one to agree with.
+  bool acts_at(Stage stage) const noexcept { return ((stages_ | synchronized_stages_) & stage) != 0; }
   /// True if one of them may log a metric: it is none of those that only decide by metrics.
   bool may_log(Stage stage) const noexcept;
   /// Before callbacks see the first validation of a run. Throws: the ConfigError of a callback that decides by a metric

@@ -10,6 +10,7 @@
 #include <lockstep/trainer/callback.h>
 #include <lockstep/world/world.h>
 
+#include "base/duration.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -41,7 +42,7 @@ class FunctionCallback final : public Callback {
     return WorldAccess::any_without_timeout(context.world, context.world.is_main() && is_time());
   }
 
-  bool is_time() const { return std::chrono::duration<double>(Clock::now() - last_).count() >= options_.every_s; }
+  bool is_time() const { return seconds_since(last_) >= options_.every_s; }
 
   static std::int64_t count_of(const StageContext& context) {
     const bool is_of_epochs = ((Stage::epoch_start | Stage::epoch_end) & context.stage) != 0;

@@ -14,6 +14,7 @@
 #include <lockstep/trainer/monitors.h>
 
 #include "base/option_check.h"
+#include "tensor/find_tensor.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -139,10 +140,9 @@ void GradientMonitor::log(const StageContext& context) const {
   std::vector<std::string> names;
   std::vector<at::Tensor> all;
   for (const Group& group : groups_) {
-    const auto found = std::ranges::find(measured_, group.name, &NamedTensors::value_type::first);
-    if (found != measured_.end()) {
+    if (const at::Tensor* measured = find_tensor(measured_, group.name)) {
       names.push_back(group.name);
-      all.push_back(found->second);
+      all.push_back(*measured);
     }
   }
   if (all.empty()) {

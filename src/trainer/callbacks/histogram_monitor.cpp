@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <torch/nn/module.h>
@@ -9,7 +11,7 @@
 
 namespace lockstep {
 
-HistogramMonitor::HistogramMonitor(HistogramMonitorOptions options) : options_(options) {
+HistogramMonitor::HistogramMonitor(HistogramMonitorOptions options) : options_(std::move(options)) {
   OptionCheck("HistogramMonitor")
       .expect("every_reports", options_.every_reports, options_.every_reports >= 1, "1 or more")
       .throw_problems();

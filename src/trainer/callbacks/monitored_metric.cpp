@@ -47,10 +47,9 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
     return std::nullopt;
   }
   const TrainConfig& config = context.plan.config;
-  const auto found = std::ranges::find(*context.metrics, name_, &Metrics::value_type::first);
-  if (found != context.metrics->end()) {
+  if (const double* value = find_metric(*context.metrics, name_)) {
     is_known_ = true;
-    return goes_on_without(found->second, config) ? std::nullopt : std::optional(found->second);
+    return goes_on_without(*value, config) ? std::nullopt : std::optional(*value);
   }
   if (is_known_ || context.stage != stage_of_metric(name_, config) || may_lack_metrics(*context.metrics, config)) {
     return std::nullopt;

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
@@ -28,6 +27,7 @@
 #include "environment/nvml.h"
 #include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
+#include "trainer/output/metric_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -84,11 +84,11 @@ void SmoothedMetric::on(const StageContext& context) {
     }
     return;
   }
-  const auto found = std::ranges::find(*context.metrics, metric_, [](const auto& metric) { return metric.first; });
+  const double* value = find_metric(*context.metrics, metric_);
   double sum = sum_;
   double weight = weight_;
-  if (found != context.metrics->end() && std::isfinite(found->second)) {
-    sum = decay_ * sum_ + (1 - decay_) * found->second;
+  if (value != nullptr && std::isfinite(*value)) {
+    sum = decay_ * sum_ + (1 - decay_) * *value;
     weight = decay_ * weight_ + (1 - decay_);
   }
   if (weight > 0) {
@@ -228,7 +228,7 @@ void DeviceMonitor::on(const StageContext& context) {
 
 Profiler::Profiler(ProfilerOptions options) : options_(std::move(options)) {
   OptionCheck("Profiler")
-      .expect("first_step", options_.first_step, options_.first_step >= 0, "0 or more")
+      .expect("skip_steps", options_.skip_steps, options_.skip_steps >= 0, "0 or more")
       .expect("steps", options_.steps, options_.steps >= 1, "1 or more")
       .throw_problems();
 }
@@ -254,7 +254,7 @@ void Profiler::on(const StageContext& context) {
         break;
       }
       file_ = std::filesystem::absolute(directory) / fmt::format("trace-rank-{}.json", context.world.rank());
-      first_ = step + options_.first_step;
+      first_ = step + options_.skip_steps;
       break;
     }
     case Stage::step_start:

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
-#include <torch/optim/optimizer.h>
 
 #include <lockstep/base/log.h>
 #include <lockstep/parallel/strategy.h>
@@ -73,13 +72,10 @@ double ReduceOnPlateau::bound() const {
 
 void ReduceOnPlateau::reduce(const StageContext& context) const {
   for (std::size_t i = 0; i < context.strategy->optimizer_count(); ++i) {
-    for (auto& group : context.strategy->optimizer(i).torch_optimizer().param_groups()) {
-      const double lr = group.options().get_lr();
+    context.strategy->optimizer(i).change_lr([this](double lr) {
       const double reduced = std::max(lr * options_.factor, options_.min_lr);
-      if (lr - reduced > options_.eps) {
-        group.options().set_lr(reduced);
-      }
-    }
+      return lr - reduced > options_.eps ? reduced : lr;
+    });
   }
   if (context.world.is_main()) {
     log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,

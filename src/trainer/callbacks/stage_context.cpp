@@ -1,10 +1,8 @@
 // What a callback can add to the reports.
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -13,6 +11,7 @@
 #include <lockstep/report/metric_sink.h>
 #include <lockstep/trainer/callback.h>
 
+#include "tensor/shape_text.h"
 #include "trainer/callbacks/callback_list.h"
 #include "trainer/output/metric_names.h"
 
@@ -50,8 +49,8 @@ Histogram histogram_of(const at::Tensor& values) {
 Image image_of(std::string_view name, const at::Tensor& image) {
   const at::Tensor planes = image.dim() == 2 ? image.unsqueeze(0) : image;
   if (planes.dim() != 3 || (planes.size(0) != 1 && planes.size(0) != 3) || planes.numel() == 0) {
-    throw Error(fmt::format("image {}: found the shape [{}], expected [height, width] or [1 or 3, height, width]", name,
-                            fmt::join(image.sizes(), ", ")),
+    throw Error(fmt::format("image {}: found the shape {}, expected [height, width] or [1 or 3, height, width]", name,
+                            shape_text(image.sizes())),
                 "log one image at a time, with the channels first");
   }
   at::Tensor pixels = planes.detach().permute({1, 2, 0});
@@ -77,14 +76,10 @@ void StageContext::log(std::string_view name, double value) const {
                                   : stage == Stage::epoch_report ? kEpochPrefix
                                                                  : std::string_view();
   const std::string full = fmt::format("{}{}", name.starts_with(prefix) ? std::string_view() : prefix, name);
-  const auto known = std::ranges::find(*log_to, full, &Metrics::value_type::first);
-  if (known == log_to->end()) {
-    log_to->emplace_back(full, value);
-  } else if (log_to == metrics) {
+  if (log_to == metrics && find_metric(*log_to, full) != nullptr) {
     throw Error(fmt::format("metric {} is logged, but this report has one of that name", name), "use another name");
-  } else {
-    known->second = value;
   }
+  set_metric(*log_to, full, value);
 }
 
 void StageContext::log_text(std::string_view name, std::string_view text) const {

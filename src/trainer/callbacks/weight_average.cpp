@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -34,7 +35,7 @@ bool is_alike(const at::Tensor& value, const at::Tensor& average) {
 }
 
 /// Writing into a tensor changes its version, giving it other data its memory.
-std::vector<std::pair<const void*, std::int64_t>> states_of(const NamedTensors& values) {
+std::vector<std::pair<const void*, std::int64_t>> states_of(std::span<const NamedTensors::value_type> values) {
   return mapped(values, [](const auto& entry) {
     return std::pair<const void*, std::int64_t>(entry.second.const_data_ptr(), entry.second._version());
   });
@@ -80,7 +81,7 @@ void WeightAverage::on(const StageContext& context) {
     if (options_.batch_norm_steps > 0 && !must_end) {
       update_batch_norm(context, options_.batch_norm_steps);
     }
-    at_end_ = states_of(values_);
+    at_end_ = states_of(std::span(values_).first(parameter_count_));
   }
 }
 
@@ -184,7 +185,10 @@ std::shared_ptr<void> WeightAverage::validation_scope() {
   return options_.in_validation && has_weights_of_fit() ? std::make_shared<ReplacedValues>(pairs()) : nullptr;
 }
 
-bool WeightAverage::has_weights_of_fit() const { return !at_end_ || *at_end_ == states_of(values_); }
+// Not by the buffers, into which each evaluation writes those of the main rank.
+bool WeightAverage::has_weights_of_fit() const {
+  return !at_end_ || *at_end_ == states_of(std::span(values_).first(parameter_count_));
+}
 
 void WeightAverage::copy_to_module() const {
   const at::NoGradGuard no_grad;

@@ -5,10 +5,26 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <lockstep/base/log.h>
+
 #include "base/mapped.h"
 #include "base/text.h"
 
 namespace lockstep {
+
+const double* find_metric(const Metrics& metrics, std::string_view name) {
+  const auto found = std::ranges::find(metrics, name, &Metrics::value_type::first);
+  return found == metrics.end() ? nullptr : &found->second;
+}
+
+void set_metric(Metrics& metrics, const std::string& name, double value) {
+  const auto found = std::ranges::find(metrics, name, &Metrics::value_type::first);
+  if (found == metrics.end()) {
+    metrics.emplace_back(name, value);
+  } else {
+    found->second = value;
+  }
+}
 
 Stage stage_of_metric(std::string_view name, const TrainConfig& config) {
   if (name.starts_with(kValidationPrefix)) {
@@ -32,9 +48,19 @@ void check_names_of_training(const Metrics& metrics, const TrainConfig& config, 
   }
 }
 
+void warn_about_names_of_validation(const Metrics& metrics) {
+  for (const auto& [name, value] : metrics) {
+    for (const std::string_view prefix : {kValidationPrefix, std::string_view("val/")}) {
+      if (name.starts_with(prefix)) {
+        log_warning(fmt::format("the validation has a metric {0}, which is reported as {1}{0}: call it {2}",
+                                printable(name), kValidationPrefix, printable(name.substr(prefix.size()))));
+      }
+    }
+  }
+}
+
 bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config) {
-  return config.optim.non_finite == NonFinitePolicy::skip &&
-         std::ranges::find(metrics, "loss", &Metrics::value_type::first) == metrics.end();
+  return config.optim.non_finite == NonFinitePolicy::skip && find_metric(metrics, "loss") == nullptr;
 }
 
 ConfigError metric_not_found(std::string_view callback, std::string_view name, const Metrics& measured) {

@@ -9,17 +9,23 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/trainer/callback.h>
 
+#include "base/metric_prefixes.h"
+
 namespace lockstep {
 
-inline constexpr std::string_view kValidationPrefix = "val_";
-inline constexpr std::string_view kTestPrefix = "test_";
-inline constexpr std::string_view kEpochPrefix = "epoch_";  ///< of the means of an epoch (report.epoch_means)
+/// The value of the metric; nullptr: there is none.
+const double* find_metric(const Metrics& metrics, std::string_view name);
+/// Adds the metric, or replaces its value.
+void set_metric(Metrics& metrics, const std::string& name, double value);
 
 /// The stage whose metrics include this one.
 Stage stage_of_metric(std::string_view name, const TrainConfig& config);
 
 /// Throws: Error if a metric of the training has a prefix that says something else.
 void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
+
+/// Warns about metrics of a validation whose names have its prefix already: they are reported with two.
+void warn_about_names_of_validation(const Metrics& metrics);
 
 /// A report may lack the metrics of the steps, because all of them were left out. Then nothing says which ones there
 /// are.

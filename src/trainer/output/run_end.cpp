@@ -1,6 +1,7 @@
 #include "trainer/output/run_end.h"
 
-#include <utility>
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include <fmt/format.h>

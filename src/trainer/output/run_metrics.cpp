@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include "tensor/find_tensor.h"
 #include "trainer/output/metric_names.h"
 
 namespace lockstep {
@@ -94,13 +95,8 @@ Metrics RunMetrics::end_epoch() {
 }
 
 void RunMetrics::forget_step() {
-  for (auto& [name, value] : logged_) {
-    const auto known = std::ranges::find(logged_before_, name, &Metrics::value_type::first);
-    if (known == logged_before_.end()) {
-      logged_before_.emplace_back(std::move(name), value);
-    } else {
-      known->second = value;
-    }
+  for (const auto& [name, value] : logged_) {
+    set_metric(logged_before_, name, value);
   }
   logged_.clear();
   older_.clear();
@@ -108,7 +104,7 @@ void RunMetrics::forget_step() {
 
 void RunMetrics::append_logged(Metrics& metrics, bool ends_window) {
   for (const auto& [name, value] : logged_before_) {
-    if (std::ranges::find(logged_, name, &Metrics::value_type::first) == logged_.end()) {
+    if (find_metric(logged_, name) == nullptr) {
       metrics.emplace_back(name, value);
       older_.insert(name);
     }
@@ -148,7 +144,7 @@ void RunMetrics::load(const NamedTensors& saved) {
   metrics_.load(with_prefix(saved, kMetric), world_);
   logged_before_ = to_metrics(with_prefix(saved, kLogged));
   logged_ = to_metrics(with_prefix(saved, kLoggedInStep));
-  has_left_out_ = std::ranges::find(saved, kLeftOut, &NamedTensors::value_type::first) != saved.end();
+  has_left_out_ = find_tensor(saved, kLeftOut) != nullptr;
 }
 
 bool RunMetrics::has_epoch(const NamedTensors& saved) {

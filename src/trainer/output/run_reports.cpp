@@ -8,8 +8,10 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "report/metric_file.h"
+#include "trainer/output/metric_names.h"
 #include "world/agreement.h"
 
 namespace lockstep {
@@ -25,11 +27,9 @@ bool is_for_console(std::string_view metric) { return metric.find('/') == std::s
 void check_same_on_all_ranks(const Metrics& metrics, World& world) {
   std::string text;
   for (const auto& [name, value] : metrics) {
-    if (name != kSpeed) {  // measured by each rank
-      // The sign of NaN depends on how it came about.
-      text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
-                                : fmt::format("{} {:.17g}\n", printable(name), value);
-    }
+    // The sign of NaN depends on how it came about.
+    text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
+                              : fmt::format("{} {:.17g}\n", printable(name), value);
   }
   if (const auto found = find_disagreement(world.gather(text))) {
     throw_about_rank(found->rank, world,
@@ -65,8 +65,11 @@ void RunReports::begin_window(std::int64_t samples) {
   window_samples_ = samples;
 }
 
-void RunReports::add_speed(Metrics& metrics, std::int64_t samples) {
-  const double seconds = std::chrono::duration<double>(Clock::now() - window_began_).count();
+void RunReports::add_speed(Metrics& metrics, std::int64_t samples, bool may_decide) {
+  double seconds = seconds_since(window_began_);
+  if (may_decide) {
+    seconds = parse_double(world_.broadcast_bytes(fmt::format("{}", seconds))).value_or(0);
+  }
   if (seconds > 0 && samples > window_samples_) {
     metrics.emplace_back(kSpeed, static_cast<double>(samples - window_samples_) / seconds);
   }
@@ -86,7 +89,7 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
       if (is_for_console(name)) {
         line.push_back(row.back());
       }
-      remember(name, value);
+      set_metric(last_, name, value);
     }
   }
   if (stage != Stage::report) {
@@ -104,17 +107,8 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
 void RunReports::restore_last(const Metrics& metrics) {
   for (const auto& [name, value] : metrics) {
     if (name != kEpochNumber && name != kSpeed) {
-      remember(name, value);
+      set_metric(last_, name, value);
     }
-  }
-}
-
-void RunReports::remember(const std::string& name, double value) {
-  const auto known = std::ranges::find(last_, name, &Metrics::value_type::first);
-  if (known == last_.end()) {
-    last_.emplace_back(name, value);
-  } else {
-    known->second = value;
   }
 }
 

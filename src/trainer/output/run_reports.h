@@ -40,8 +40,9 @@ class RunReports {
   void begin_window(std::int64_t samples);
   /// What takes `time` is not part of the training.
   void leave_out(Clock::duration time) { window_began_ += time; }
-  /// Adds samples_per_s, and begins the next window.
-  void add_speed(Metrics& metrics, std::int64_t samples);
+  /// Collective if `may_decide`: callbacks decide by metrics, so the main rank's clock counts on all ranks. Adds
+  /// samples_per_s, and begins the next window.
+  void add_speed(Metrics& metrics, std::int64_t samples, bool may_decide);
 
   /// Collective if `may_differ`: decisions depend on metrics, so all ranks must have the same. A row of a report, or of
   /// another stage. Throws: CommError (they differ), Error (a name is used twice).
@@ -58,8 +59,6 @@ class RunReports {
   const Metrics& last() const noexcept { return last_; }
 
  private:
-  void remember(const std::string& name, double value);
-
   World& world_;
   RunFiles& files_;
   ProgressBar progress_;

@@ -1,6 +1,5 @@
 #include "trainer/output/step_recorder.h"
 
-#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <string_view>
@@ -15,6 +14,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/ceil_div.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "parallel/parameter_sync.h"
@@ -40,7 +40,6 @@ RecordsEnd end_of(std::string_view text) {
 
 /// Digest of the ids of the micro-batches. A rank's samples of a loader are one block of the loader's samples.
 std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& world) {
-  const std::int64_t rank = world.rank();
   std::vector<LoaderBlock> blocks = batches.blocks;
   if (blocks.empty()) {
     blocks.push_back({batches.micro.size(), batches.global_samples});
@@ -50,7 +49,7 @@ std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& 
   std::int64_t first = 0;  // position of the loader's samples in the global batch
   auto batch = batches.micro.begin();
   for (const auto& [micro_batches, samples] : blocks) {
-    std::int64_t position = first + rank * (samples / world.size()) + std::min(rank, samples % world.size());
+    std::int64_t position = first + share_begin(samples, world.size(), world.rank());
     for (std::size_t i = 0; i < micro_batches; ++i, ++batch) {
       for (const std::int64_t id : batch->ids) {
         sum += sample_digest(position++, id);

@@ -1,6 +1,5 @@
 #include "trainer/output/step_times.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>

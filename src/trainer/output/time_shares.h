@@ -27,7 +27,7 @@ class TimeShares {
   EventFields fields(std::string_view prefix = {}) const;  ///< "seconds", "data_seconds" and so on
   std::string text() const;  ///< "backward 43 %, forward 31 %, data 9 %": the largest parts
   /// What to do if much of the time was waiting for data. `workers`: data.workers. `one_reader`: see BatchSource.
-  std::optional<std::string> advice_on_data(int workers, bool one_reader = false) const;
+  std::optional<std::string> advice_on_data(int workers, bool one_reader) const;
   /// What to do if much of the time was saving.
   std::optional<std::string> advice_on_saves() const;
 

@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <torch/optim/optimizer.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
@@ -91,12 +89,10 @@ void Anomalies::tell_spike(const Spike& spike, bool skipped) {
   files_.event("spike", fields);
 }
 
-// A rate that is written into the options becomes the base of the schedule, and is in the checkpoints.
+// The changed rates are in the checkpoints.
 void Anomalies::lower_rates(Strategy& strategy, std::int64_t step) {
   for (std::size_t i = 0; i < strategy.optimizer_count(); ++i) {
-    for (auto& group : strategy.optimizer(i).torch_optimizer().param_groups()) {
-      group.options().set_lr(group.options().get_lr() * config_.spike.lr_factor);
-    }
+    strategy.optimizer(i).change_lr([this](double lr) { return lr * config_.spike.lr_factor; });
   }
   const double lr = strategy.optimizer().lr();
   files_.event("lower_lr", {{"step", step}, {"factor", config_.spike.lr_factor}, {"lr", lr}});

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ExpandUtils.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -16,6 +15,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "tensor/shape_text.h"
 
 namespace lockstep {
 namespace {
@@ -51,9 +51,9 @@ bool look_at_shapes(const char* function, const torch::autograd::Node& node) {
   if (const auto compared = at::infer_size(output.sizes(), target.sizes());
       at::IntArrayRef(compared) != output.sizes()) {
     log_warning(fmt::format(
-        "{} compares an output of shape [{}] with a target of shape [{}] as [{}]: each output with several targets; "
+        "{} compares an output of shape {} with a target of shape {} as {}: each output with several targets; "
         "give both the same shape, for example with target.view_as(output)",
-        function, fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", "), fmt::join(compared, ", ")));
+        function, shape_text(output.sizes()), shape_text(target.sizes()), shape_text(compared)));
   }
   return true;
 }
@@ -72,8 +72,7 @@ void warn_about_unregistered(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) {
     return;
   }
-  const auto shapes =
-      mapped(tensors, [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); });
+  const auto shapes = mapped(tensors, [](const at::Tensor& tensor) { return shape_text(tensor.sizes()); });
   log_warning(
       fmt::format("the loss depends on tensors that require gradients and are not in the module, of shape {}: no "
                   "optimizer of the task updates them, and no checkpoint has them; register them with register_module "

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/assertion.h"
+#include "base/median.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -22,12 +23,6 @@ constexpr double kWindow = 2;          // seconds between exchanges
 constexpr double kExchanges = 100;     // that fit into a window: with many ranks, exchanges stay 1 % of the time
 constexpr double kShortestWindow = 1;  // in shorter intervals, other programs on the machine distort the times
 constexpr double kShare = 0.1;         // of the time of a step; smaller differences are ignored
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// Sent by each rank, followed by the host name.
 struct Measured {

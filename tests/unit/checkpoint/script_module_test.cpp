@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
@@ -146,6 +148,11 @@ TEST_F(ScriptModules, RefuseOtherFiles) {
               AllOf(HasSubstr("other.pt: found no TorchScript model"), HasSubstr("torch.jit.script(model).save")));
   EXPECT_THAT(message_of<CheckpointError>([&] { load_tensors(file_); }),
               AllOf(HasSubstr("model.pt: found a TorchScript model"), HasSubstr("script_module(file)")));
+  torch::nn::Linear saved(4, 1), loaded(4, 1);
+  torch::save(saved, other.string());
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_tensors(other); }), HasSubstr("torch::load(net, file)"));
+  load_module(*loaded, module_tensors(*script_module(other)));
+  EXPECT_TRUE(at::equal(loaded->weight, saved->weight)) << "it has the tensors, and no forward()";
   std::string damaged = read_text(file_);
   const auto code = damaged.find("data.pkl") + 64;
   damaged.replace(code, 64, std::string(64, 'x'));

@@ -246,6 +246,9 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--nproc_per_node=2"},
        "use --nprocs N, which counts the ranks of all nodes, or: lockstep run --nproc-per-node N"},
       {{"-np", "2"}, "use --nprocs N"},
+      {{"-n", "2"}, "use --nprocs N"},
+      {{"--seed_everything", "3"}, "use --seed N"},
+      {{"--plugins", "x"}, "the program has what it needs of them: Trainer::use_strategy"},
       {{"--distributed-backend", "nccl"}, "use --backend"},
       {{"--strategy", "ddp"}, "remove it: gradients are always averaged"},
       {{"--trainer.gradient_clip_val=1"}, "use --optim.max_grad_norm"},
@@ -269,6 +272,10 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
   }
   EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_STRATEGY", "ddp"}}),
               ElementsAre(HasSubstr("unknown setting in the environment | remove it")));
+  EXPECT_THAT(problems({"--fast_dev_run", "true"}), ElementsAre(HasSubstr(" | use 1, a number of steps")));
+  EXPECT_THAT(problems({"fit", "--trainer.max_epochs=5"}),
+              ElementsAre("--trainer.max_epochs: unknown flag | did you mean --max_epochs?",
+                          "unexpected argument \"fit\" | leave it out: the program decides what it does"));
 }
 
 TEST(ParseInvocation, PrefersTheProgramsOwnFlagToAnotherSystemsName) {
@@ -743,6 +750,16 @@ TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
       problems({}, {}, {}, flags),
       ElementsAre(
           "--batch_size: the program declares a flag with the name of a lockstep flag | rename the program's flag"));
+}
+
+TEST(ParseInvocation, RejectsAProgramFlagWithDashesInFront) {
+  double step = 0;
+  std::string input;
+  Flags flags;
+  flags.add("--time-step", &step, "t").add("-i", &input, "i");
+  EXPECT_THAT(problems({}, {}, {}, flags),
+              ElementsAre("Flags::add(\"__time_step\"): expected a name without - or _ in front | use \"time_step\"",
+                          "Flags::add(\"_i\"): expected a name without - or _ in front | use \"i\""));
 }
 
 TEST(ParseInvocation, RejectsAPositionalArgumentWithTheNameOfAnotherOne) {

@@ -6,6 +6,8 @@
 
 #include <lockstep/config/config_io.h>
 
+#include "support/temp_dir.h"
+
 namespace lockstep {
 namespace {
 
@@ -196,6 +198,18 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
     EXPECT_THAT(problems[0].hint, HasSubstr(row.hint)) << row.what;
     EXPECT_FALSE(problems[0].hint.empty()) << row.what;
   }
+}
+
+TEST(CheckConfig, FollowsLinksToTheDirectoryThatFreshRenames) {
+  const TempDir dir;
+  std::filesystem::create_directories(dir.path() / "run" / "logs");
+  std::filesystem::create_directory_symlink(dir.path() / "run" / "logs", dir.path() / "link");
+  const auto problems = [&](const char* logs) {
+    return check_config(
+        {.run_dir = (dir.path() / "run").string(), .fresh = true, .report = {.log_dir = (dir.path() / logs).string()}});
+  };
+  EXPECT_EQ(problems("link").size(), 1U);
+  EXPECT_TRUE(problems("other").empty());
 }
 
 TEST(CheckConfig, CollectsAllProblems) {

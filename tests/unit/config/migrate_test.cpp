@@ -27,6 +27,8 @@ TEST(Migration, MovesASettingToItsSection) {
             "seed = 1\n[optim]\nlr = 0.1 # l\nmax_grad_norm = 1\n");
   EXPECT_EQ(migrated("num_workers = 4\n"), "\n[data]\nworkers = 4\n") << "a new section";
   EXPECT_EQ(migrated("seed = 1\n[trainer]\nepochs = 3\n"), "seed = 1\nmax_epochs = 3\n[trainer]\n");
+  EXPECT_EQ(migrated("[trainer]\nmax_epochs = 3\naccumulate_grad_batches = 2\n"),
+            "max_epochs = 3\naccumulation = 2\n[trainer]\n");
   EXPECT_EQ(migrated("optim.max_grad_norm = 1\nlearning_rate = 0.1\n"), "optim.max_grad_norm = 1\noptim.lr = 0.1\n")
       << "TOML allows no section [optim] here";
 }

@@ -25,6 +25,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/cache_progress.h"
+#include "environment/process_name.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -263,6 +264,9 @@ TEST(DiskCache, IsWrittenByOneOfTwoRunsThatStartTogether) {
   EXPECT_EQ(cache(quick)->get(Ids{7}, {}).input[0][0].item<float>(), 7);
   EXPECT_EQ(first.get()->get(Ids{299}, {}).input[0][0].item<float>(), 299);
   EXPECT_EQ(made, 0);
+  std::string owner;
+  std::getline(std::ifstream(dir.path() / ".lock"), owner);
+  EXPECT_EQ(owner, pid_on_host()) << "a run on another machine logs it while it waits";
 }
 
 TEST(DiskCache, FailsOnAllRanksAndStaysIncomplete) {

@@ -341,7 +341,8 @@ TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   }
   EXPECT_THROW(both.seek({.consumed = 2, .state = "0 1 2"}), CheckpointError);
   EXPECT_THROW(CombinedLoader({}, CombineMode::min_size), DataError);
-  EXPECT_EQ(message_of([] { CombinedLoader({nullptr}, CombineMode::min_size); }), "combined loader: loader 0 is null");
+  EXPECT_THAT(message_of([] { CombinedLoader({nullptr}, CombineMode::min_size); }),
+              testing::StartsWith("combined loader: loader 0 is null"));
 }
 
 }  // namespace

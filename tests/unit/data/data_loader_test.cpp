@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -30,6 +31,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 using Ids = std::vector<std::int64_t>;
 
@@ -273,6 +275,58 @@ TEST(DataLoader, NamesTheSamplesOfADataSetThatThrows) {
   EXPECT_EQ(message([](std::int64_t) { throw std::bad_alloc(); }), "sample 0: std::bad_alloc: std::bad_alloc")
       << "other samples would need the memory too";
   EXPECT_EQ(message([](std::int64_t) {}), "no error");
+}
+
+TEST(DataLoader, NamesTheSampleOfADataSetOfSeveral) {
+  World world = cpu();
+  const auto bad = sample_dataset(100, [](std::int64_t id, std::uint64_t) -> Batch {
+    if (id == 7) {
+      throw std::runtime_error("not an image");
+    }
+    return {.input = at::ones({1})};
+  });
+  const auto message = [&](const std::shared_ptr<Dataset>& data) {
+    DataLoader loader(data, in_order(plan_of(data->size(), data->size(), 0)), world);
+    return message_of([&] { loader.next(); });
+  };
+  EXPECT_THAT(message(concat({tensor_dataset(at::ones({1000, 1})), bad})),
+              StartsWith("sample 1007: sample 7: std::runtime_error: not an image"));
+  EXPECT_THAT(message(subset(bad, {1, 2, 7})), StartsWith("sample 2: sample 7: "));
+  EXPECT_THAT(message(bad), StartsWith("sample 7: std::runtime_error"));
+}
+
+// The loader asks for the order of the next epoch before the steps of this one are taken.
+TEST(DataLoader, GivesAllStepsBeforeAnOrderThatFails) {
+  World world = cpu();
+  for (const int workers : {0, 2}) {
+    const auto order = custom_order(20, [](std::uint64_t, std::int64_t epoch) -> Ids {
+      if (epoch == 1) {
+        throw std::out_of_range("no list");
+      }
+      Ids ids(20);
+      std::iota(ids.begin(), ids.end(), 0);
+      return ids;
+    });
+    DataLoader loader(seeded_samples(20), plan_of(5, 5, workers), world, order);
+    EXPECT_EQ(take(loader, 4).back().ends_epoch, true);
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THROW(loader.next(), std::out_of_range);
+    }
+    loader.seek({});
+    EXPECT_EQ(take(loader, 4).size(), 4U);
+  }
+}
+
+TEST(DataLoader, RefusesASampleOfAnOrderThatTheDataSetDoesNotHave) {
+  World world = cpu();
+  const auto from_one = custom_order(8, [](std::uint64_t, std::int64_t) { return Ids{1, 2, 3, 4, 5, 6, 7, 8}; });
+  for (const int most_bad : {0, 1}) {
+    LoaderPlan plan = plan_of(4, 4, 1);
+    plan.data.max_bad_samples = most_bad;
+    DataLoader loader(seeded_samples(8), plan, world, from_one);
+    take(loader, 1);
+    EXPECT_EQ(message_of<DataError>([&] { loader.next(); }), "data loader: found sample id 8, expected 0 to 7");
+  }
 }
 
 // A launcher starts a run again after an error of a disk, and not after bad data.

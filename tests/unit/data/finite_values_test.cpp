@@ -209,8 +209,8 @@ TEST(CheckFinite, ReplacesASampleAsOneThatCannotBeLoaded) {
   }
   EXPECT_THAT(first_error(tensor_dataset(table.input, table.target), checked_plan(0, /*max_bad_samples=*/1)),
               StartsWith("sample 7: target is inf; 1 other bad samples were replaced before"));
-  EXPECT_EQ(first_error(tensor_dataset(at::full({20, 2}, kNan)), checked_plan(0, /*max_bad_samples=*/20)),
-            "all samples of the data set are bad");
+  EXPECT_THAT(first_error(tensor_dataset(at::full({20, 2}, kNan)), checked_plan(0, /*max_bad_samples=*/20)),
+              StartsWith("all samples of the data set are bad"));
 }
 
 TEST(CheckFinite, LogsTheSampleThatItReplaces) {

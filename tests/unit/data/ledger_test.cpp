@@ -106,7 +106,7 @@ TEST(Ledger, IsTheSameForAllWorldSizesBeforeAndAfterAStop) {
     const std::string order = run(setup, 1, {}, 1).second.state;  // which positions within an epoch name
     for (const int before : {1, 2, 3, 4, 6, 8}) {
       for (const int after : {1, 2, 3, 4, 6, 8}) {
-        if (setup.name != "shuffled" && rounds(1) < 100 && (before + after) % 5 != 0) {
+        if (setup.name != "shuffled" && rounds(0) == 0 && (before + after) % 5 != 0) {
           continue;  // everyday: all pairs of the first, some of the others
         }
         const int stop = sweep.between(1, kSteps - 1);

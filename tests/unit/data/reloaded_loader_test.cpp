@@ -176,6 +176,7 @@ TEST(ReloadedLoader, MayReloadCombinedLoaders) {
     std::optional<std::int64_t> steps_per_epoch() const override { return both.steps_per_epoch(); }
     LoaderPosition position() const override { return both.position(); }
     void seek(const LoaderPosition& position) override { both.seek(position); }
+    bool is_combined() const override { return both.is_combined(); }
 
     std::unique_ptr<BatchSource> a;
     std::unique_ptr<BatchSource> b;
@@ -183,6 +184,7 @@ TEST(ReloadedLoader, MayReloadCombinedLoaders) {
   };
   const auto make = [&](std::int64_t epoch) { return std::make_unique<Both>(epoch, world); };
   ReloadedLoader straight(make, world, 2);
+  EXPECT_TRUE(straight.is_combined()) << "a prediction keeps the loaders apart";
   std::vector<LoaderPosition> positions;
   std::vector<Step> steps;
   for (int i = 0; i < 20; ++i) {

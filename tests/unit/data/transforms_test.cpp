@@ -207,10 +207,12 @@ TEST(Map, NamesTheSamplesOfAnException) {
                   return sample;
                 })->get(Ids{2}, {});
               }),
-              StartsWith("sample 2: batch: no field 'label'"));
-  EXPECT_EQ(message_of([] { map(nullptr, augmented); }), "map: the data set is null");
-  EXPECT_EQ(message_of([] { map(images(1), nullptr); }), "map: the function is empty");
-  EXPECT_EQ(message_of([] { map_batches(nullptr, [](Batch b) { return b; }); }), "map_batches: the data set is null");
+              StartsWith("sample 2: batch: found no field 'label'"));
+  EXPECT_EQ(message_of([] { map(nullptr, augmented); }),
+            "map: the data set is null | give it what a factory such as tensor_dataset() returns");
+  EXPECT_EQ(message_of([] { map(images(1), nullptr); }), "map: the function is missing");
+  EXPECT_THAT(message_of([] { map_batches(nullptr, [](Batch b) { return b; }); }),
+              StartsWith("map_batches: the data set is null"));
 }
 
 TEST(MapBatches, NormalisesAWholeBatch) {
@@ -229,7 +231,7 @@ TEST(Take, GivesTheFirstSamples) {
   EXPECT_TRUE(at::equal(take(images(10), 3)->get(Ids{2, 0}, {}).target, at::tensor({2, 0}, at::kLong)));
   EXPECT_NE(take(images(10), 3)->fingerprint(), take(images(11), 3)->fingerprint());
   EXPECT_EQ(message_of([] { take(images(10), -1); }), "take: count is -1, expected 0 or more");
-  EXPECT_EQ(message_of([] { take(nullptr, 1); }), "take: the data set is null");
+  EXPECT_THAT(message_of([] { take(nullptr, 1); }), StartsWith("take: the data set is null"));
 }
 
 /// Samples that carry their number, their seed and more.
@@ -259,6 +261,32 @@ TEST(Concat, GivesTheSamplesOfAllPartsInTheOrderOfTheRequest) {
   const auto renamed = concat({std::make_shared<Renamed>(), std::make_shared<Renamed>()});
   EXPECT_TRUE(renamed->get(Ids{7}, {}).ids.empty());
   EXPECT_TRUE(renamed->get(Ids{7, 0}, {}).ids.empty());
+  EXPECT_TRUE(subset(std::make_shared<Renamed>(), {2, 0})->get(Ids{1, 0}, {}).ids.empty()) << "they are not its own";
+}
+
+struct CountsCopies {
+  explicit CountsCopies(int* counter) : copies(counter) {}
+  CountsCopies(const CountsCopies& other) : copies(other.copies) { ++*copies; }
+  CountsCopies& operator=(const CountsCopies&) = delete;
+  int* copies;
+};
+
+TEST(Concat, CopiesEachExtraSoManyTimesInEveryBatch) {
+  int copies = 0;
+  const auto part = sample_dataset(100, [&](std::int64_t, std::uint64_t) {
+    return Batch{.input = at::ones({1}), .extra = std::make_any<CountsCopies>(&copies)};
+  });
+  const auto data = concat({part, part});
+  const auto copies_of = [&](std::int64_t samples) {
+    Ids ids;
+    for (std::int64_t i = 0; i < samples; ++i) {
+      ids.push_back(i % 2 == 0 ? i / 2 : 100 + i / 2);
+    }
+    copies = 0;
+    data->get(ids, {});
+    return copies;
+  };
+  EXPECT_EQ(copies_of(100), 10 * copies_of(10));
 }
 
 TEST(Concat, GivesEveryPartASeed) {
@@ -297,7 +325,7 @@ TEST(Concat, RejectsPartsWithOtherTensors) {
   EXPECT_THAT(mixed({.input = at::ones({2}), .fields = {{"mask", at::ones({1})}}}, a),
               StartsWith("concat: sample 4: no field 'mask', but sample 0 has it"));
   EXPECT_EQ(message_of([] { concat({}); }), "concat: found no data set, expected one or more");
-  EXPECT_EQ(message_of([] { concat({images(1), nullptr}); }), "concat: data set 1 is null");
+  EXPECT_THAT(message_of([] { concat({images(1), nullptr}); }), StartsWith("concat, part 1: the data set is null"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <lockstep/environment/hardware.h>
 
 #include "base/mapped.h"
+#include "environment/visible_devices.h"
 #include "support/fake_hardware.h"
 #include "support/temp_dir.h"
 

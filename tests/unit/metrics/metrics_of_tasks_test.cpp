@@ -56,7 +56,15 @@ class LargeMetricTask final : public TinyTask {
   std::vector<metrics::NamedMetric> metrics() override { return {{"quantiles", quantiles_}}; }
 
  private:
-  metrics::Quantile quantiles_{std::vector<double>(1001, 0.5)};
+  static std::vector<double> thousandths() {
+    std::vector<double> quantiles;
+    for (int i = 0; i <= 1000; ++i) {
+      quantiles.push_back(i / 1000.0);
+    }
+    return quantiles;
+  }
+
+  metrics::Quantile quantiles_{thousandths()};
 };
 
 TEST(MetricsOfTasks, ThatAreTooLargeForAReportAreRefusedBeforeTheFirstStep) {
@@ -283,6 +291,39 @@ TEST(MetricsOfTasks, CanBeMonitored) {
   EXPECT_NO_THROW(rows_of(2, config));
 }
 
+TEST(MetricsOfTasks, ThatOnlyOneRankHasAreNamed) {
+  class OnMainRank final : public TinyTask {
+   public:
+    explicit OnMainRank(bool is_main) : is_main_(is_main) {}
+    std::vector<metrics::NamedMetric> metrics() override {
+      return is_main_ ? std::vector<metrics::NamedMetric>{{"sum", sum_}} : std::vector<metrics::NamedMetric>{};
+    }
+
+   private:
+    bool is_main_;
+    metrics::SumMetric sum_{};
+  };
+  for (const bool in_fit : {true, false}) {
+    try {
+      thread_world(2, [&](World& world) {
+        const Plan plan = plan_for(2, metered_config(4));
+        OnMainRank task(world.is_main());
+        DataLoader data(tiny_data(60), in_fit ? plan.loader : plan.eval_loader, world);
+        Trainer trainer(plan, world);
+        if (in_fit) {
+          trainer.fit(task, data);
+        } else {
+          trainer.validate(task, data);
+        }
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 1 has the metric state nothing, rank 0 has sum.sum"));
+      EXPECT_EQ(error.exit_code(), ExitCode::disagree);
+    }
+  }
+}
+
 TEST(MetricsOfTasks, AreReturnedByValidateAndTest) {
   for (const int ranks : {1, 3}) {
     thread_world(ranks, [&](World& world) {
@@ -327,6 +368,11 @@ TEST(MetricsOfTasks, WithTheNameOfTheLossAreRefused) {
   Loss task;
   DataLoader data(tiny_data(60), session.plan.loader, session.world);
   EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }), HasSubstr("loss"));
+  const char* message =
+      "two metrics of an evaluation are called 'loss' | give those of Task::metrics other names than loss and those of "
+      "the step";
+  EXPECT_EQ(message_of([&] { Trainer(session).validate(task, data); }), message);
+  EXPECT_EQ(message_of([&] { Trainer(session).test(task, data); }), message);
 }
 
 }  // namespace

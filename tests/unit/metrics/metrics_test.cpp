@@ -167,6 +167,33 @@ TEST(Metrics, NoticeAWrongValue) {  // the control of the test above
   EXPECT_GT(std::abs(accuracy.compute().item<double>() - right), 1e-4);
 }
 
+TEST(Metrics, LeaveAnEarlierValueAsItWas) {
+  const Json data = reference();
+  for (const Json& options : data.at("cases")) {
+    const Metered metered = make(options);
+    const at::Tensor predictions = input(data, options.at("predictions").get<std::string>());
+    const at::Tensor targets = input(data, options.at("targets").get<std::string>());
+    metered.update(predictions, targets);
+    const at::Tensor value = metered.metric->compute();
+    const at::Tensor kept = value.clone();
+    metered.update(predictions, targets);
+    EXPECT_TRUE(at::allclose(value, kept, 0, 0, /*equal_nan=*/true)) << dump_json(options);
+  }
+}
+
+TEST(Metrics, WithTwoStatesOfOneNameAreRefused) {
+  class Two final : public Metric {
+   public:
+    at::Tensor compute() const override { return first_ + second_; }
+
+   private:
+    at::Tensor& first_ = add_sum("sum");
+    at::Tensor& second_ = add_sum("sum");
+  };
+  EXPECT_EQ(message_of<ConfigError>([] { Two(); }),
+            "metric state 'sum': found two states of this name | give each state its own name");
+}
+
 TEST(Metrics, BeginAgainAfterReset) {
   MeanMetric mean;
   mean.update(at::full({3}, 4.0));
@@ -273,6 +300,7 @@ TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
   EXPECT_THAT(message_of([] { AUROC({.task = Classification::multiclass, .classes = 3, .average = Average::micro}); }),
               HasSubstr("average is micro"));
   EXPECT_THAT(message_of([] { Quantile({0.5, 2}, 1); }), HasSubstr("the quantile 2"));
+  EXPECT_THAT(message_of([] { Quantile({0.9999999, 1}); }), HasSubstr("found two quantiles with the name p100"));
   EXPECT_THAT(message_of([] { Quantile({0.5}, 1e-9); }), HasSubstr("expected 0.00001 or more and less than 1"));
   EXPECT_THAT(message_of([] { PeakSignalNoiseRatio(0); }), HasSubstr("data_range is 0"));
   EXPECT_THAT(message_of([] { R2Score(0); }), HasSubstr("outputs is 0"));

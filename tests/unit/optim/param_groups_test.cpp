@@ -1,5 +1,6 @@
 #include "optim/param_groups.h"
 
+#include <cmath>
 #include <memory>
 
 #include <gmock/gmock.h>
@@ -262,6 +263,13 @@ TEST(BuildOptimizer, RejectsSpecsThatCannotTrain) {
 
   spec.groups = {{}, {}};
   EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("group 1 selects no parameter")));
+
+  for (const double bad : {-0.5, std::nan("")}) {
+    spec.groups = {{.lr_scale = bad, .weight_decay = bad, .max_grad_norm = bad}};
+    EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(AllOf(HasSubstr("group 0 has lr_scale"),
+                                                              HasSubstr("group 0 has weight_decay"),
+                                                              HasSubstr("group 0 has max_grad_norm"))));
+  }
 
   spec.groups = {};
   spec.make = [](ParamGroups) { return OptimizerPtr(); };

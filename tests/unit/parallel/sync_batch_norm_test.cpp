@@ -21,6 +21,7 @@
 #include <lockstep/parallel/sync_batch_norm.h>
 
 #include "parallel/ddp.h"
+#include "support/larger_or_nan.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
@@ -166,7 +167,7 @@ double difference_after_training(const Case& c, World& world, const torch::nn::B
     }
     optimizer.step();
     reference.step();
-    largest = std::max(largest, largest_difference(values_of(net), values_of(whole)));
+    largest = larger_or_nan(largest, largest_difference(values_of(net), values_of(whole)));
   }
   return largest;
 }

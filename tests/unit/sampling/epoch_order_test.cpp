@@ -285,7 +285,7 @@ TEST(CustomOrder, CallsTheProgramOncePerEpochAndChecksTheLength) {
               HasSubstr("the list has 1 samples in epoch 5, expected 3"));
   order->fill({.epoch = 1}, 0, ids);
   EXPECT_THAT(ids, ElementsAre(2));
-  EXPECT_THAT(message_of<DataError>([] { custom_order(3, {}); }), HasSubstr("and the function is empty"));
+  EXPECT_THAT(message_of<DataError>([] { custom_order(3, {}); }), HasSubstr("and the function is missing"));
 }
 
 }  // namespace

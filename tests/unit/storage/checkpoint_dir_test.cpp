@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "storage/steps_to_delete.h"
 #include "support/forwarding_file_system.h"
 #include "support/memory_file_system.h"
 #include "support/message_of.h"

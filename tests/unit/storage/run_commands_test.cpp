@@ -20,7 +20,7 @@ void ask(const std::filesystem::path& run, std::string_view command) {
 TEST(RunCommands, AreTakenOnceAndAtMostOncePerSecond) {
   const TempDir dir;
   ask(dir.path(), "save");  // while the training was being prepared
-  RunCommands commands(real_file_system(), dir.path());
+  RunCommands commands(real_file_system(), dir.path(), {});
   CommandsTaken taken = commands.take();
   EXPECT_TRUE(taken.save);
   ask(dir.path(), "validate");
@@ -52,7 +52,7 @@ TEST(RunCommands, OfAProgramAreKnownToOthersUntilTheNextTraining) {
     std::this_thread::yield();
   }
   EXPECT_THAT(taken.own, testing::ElementsAre("print-table"));
-  const RunCommands next(fs, dir.path());
+  const RunCommands next(fs, dir.path(), {});
   EXPECT_THAT(commands_of_run(fs, dir.path()), testing::ElementsAre("stop", "save", "validate", "report"));
 }
 
@@ -69,7 +69,7 @@ TEST(RunCommands, OfAnEarlierTrainingAreDropped) {
 }
 
 TEST(RunCommands, AreNotLookedForWithoutADirectory) {
-  RunCommands commands(real_file_system(), {});
+  RunCommands commands(real_file_system(), {}, {});
   EXPECT_FALSE(commands.take().stop);
 }
 

@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/safetensors.h>
 
+#include "storage/safetensors_item_size.h"
 #include "support/message_of.h"
 #include "unit/storage/checkpoint_samples.h"
 

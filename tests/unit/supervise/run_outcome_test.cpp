@@ -28,7 +28,7 @@ Ending code(int code) { return {.status = {.code = code}}; }
 Ending by_signal(int signal) { return {.status = {.signal = signal}}; }
 
 /// Of host a: ranks 0, 1 and 2 with process numbers 70, 71 and 72.
-RunOutcome three_ranks() { return {"a", {70, 71, 72}}; }
+RunOutcome three_ranks() { return {"a", {70, 71, 72}, /*first_rank=*/0}; }
 
 struct Case {
   const char* name;

@@ -158,6 +158,19 @@ TEST(BatchNormUpdate, IsLeftOutByAStopForWhichNobodyWaits) {
   }
 }
 
+TEST(BatchNormUpdate, ALayerWithTwoNamesKeepsItsMomentum) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 3, .batch_size = 12}));
+  NormedTask<torch::nn::BatchNorm1d> task;
+  task.module().register_module("again", task.norm);
+  DataLoader data(tiny_data(30), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.at_end = true, .batch_norm_steps = 3}));
+  trainer.fit(task, data);
+  EXPECT_EQ(task.seen.size(), 3U);
+  EXPECT_EQ(task.norm->options.momentum(), std::optional<double>(0.1));
+}
+
 TEST(BatchNormUpdate, SynchronisedLayersSeeTheWholeBatch) {
   for (const std::int64_t samples : {30, 26}) {  // the last step has two samples: a rank of three has none
     const Statistics one = train<SyncBatchNorm>(1, samples, 3).front();

@@ -57,7 +57,8 @@ TEST(On, CallsAFunctionAtItsStages) {
         trainer.on(Stage::fit_start, note("F"))
             .on(Stage::epoch_start, note("^"))
             .on(Stage::step_start, note("("))
-            .on(Stage::backward_end, note("b"))
+            .on(Stage::backward_start, note("["))
+            .on(Stage::backward_end, note("]"))
             .on(Stage::step_end, note(")"))
             .on(Stage::epoch_end, note("e"))
             .on(Stage::report, note("r"))
@@ -65,7 +66,7 @@ TEST(On, CallsAFunctionAtItsStages) {
             .on(Stage::validation_end, note(">"))
             .on(Stage::fit_end, note("."));
       });
-      EXPECT_EQ(stages, "F^(b)(b)r(b)(b)er<>^(b)(b)r(b)(b)er<>.");
+      EXPECT_EQ(stages, "F^([])([])r([])([])er<>^([])([])r([])([])er<>.");
     });
   }
 }
@@ -112,6 +113,29 @@ TEST(On, SeesTheBatchAndTheGradientsOfTheGlobalBatch) {
   EXPECT_GT(norms[0], 1) << "before clipping";
   EXPECT_NEAR(norms[1], norms[0], 1e-4 * norms[0]);
   EXPECT_NEAR(norms[2], norms[0], 1e-4 * norms[0]);
+}
+
+TEST(On, SeesEachLossBeforeItsBackward) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      std::vector<bool> had_gradient;
+      fit(
+          world,
+          [&](Trainer& trainer) {
+            trainer.on(Stage::backward_start, [&](const StageContext& at) {
+              EXPECT_TRUE(at.output->loss.requires_grad());
+              EXPECT_EQ(at.output->samples, 4 / at.world.size());
+              EXPECT_NE(at.optimizer, nullptr);
+              had_gradient.push_back(at.module.parameters()[0].grad().defined());
+            });
+          },
+          in_memory({.accumulation = 2}));
+      ASSERT_EQ(had_gradient.size(), 16);
+      for (std::size_t i = 0; i < had_gradient.size(); ++i) {
+        EXPECT_EQ(had_gradient[i], i % 2 == 1) << "micro-batch " << i;
+      }
+    });
+  }
 }
 
 TEST(On, RefusesWhatCannotBeCalled) {

@@ -23,6 +23,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
@@ -302,6 +303,56 @@ TEST(Crossing, AFrozenGroupKeepsTheRateThatACallbackLowered) {
   run(parts, 3);
   const auto resumed = run(parts, 6);
   EXPECT_TRUE(are_equal(straight, resumed));
+}
+
+/// Updates with a closure.
+class ClosureTask final : public TinyTask {
+ public:
+  using TinyTask::TinyTask;
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    step.add(optimizer.minimize([&] {
+      optimizer.zero_grad();
+      const auto out =
+          optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
+      optimizer.backward(out);
+      return out;
+    }));
+  }
+};
+
+TEST(Crossing, AClosureIsRefusedWhereTheOptimizerIsSharded) {
+  TrainConfig config = in_memory({.max_epochs = 1, .global_batch_size = 12});
+  config.dist.shard_optimizer = true;
+  const CapturedStderr silent;
+  const auto run = [&](int ranks) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, config);
+      ClosureTask task(adamw({.lr = 0.05}));
+      DataLoader data(tiny_data(60), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+    });
+  };
+  EXPECT_THAT(message_of<ConfigError>([&] { run(2); }),
+              HasSubstr("--dist.shard_optimizer true: an optimizer with a closure"));
+  run(1);  // it has all parameters
+}
+
+// FreezeUntil freezes them again after the optimizer has got its state.
+TEST(Crossing, LbfgsResumesWhileACallbackFreezesParameters) {
+  const TempDir dir;
+  const auto run = [&](std::int64_t epochs) {
+    ClosureTask task(OptimizerFactory([](ParamGroups groups) -> OptimizerPtr {
+      return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(0.1).max_iter(2));
+    }));
+    return fit(in_directory(in_memory({.max_epochs = epochs, .batch_size = 12}), dir), task,
+               [](Trainer& trainer) { trainer.add(std::make_shared<FreezeUntil>("bias", 3)); })
+        .state.step;
+  };
+  CapturedStderr captured;
+  EXPECT_EQ(run(1), 5);
+  EXPECT_EQ(run(4), 20);
+  EXPECT_THAT(captured.text(), HasSubstr("LBFGS begins with an empty memory: other parameters were frozen"));
 }
 
 TEST(Crossing, ATrainingInACallbackLeavesTheCommandsToTheFit) {

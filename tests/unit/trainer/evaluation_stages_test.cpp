@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +19,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -181,6 +184,93 @@ TEST(EvaluationStages, EndWithAStageAfterAStop) {
       });
     }
   }
+}
+
+/// Two epochs of five steps: the steps of the stages, and the samples in their order.
+std::string stages_of(const std::function<void(Trainer&, Task&, DataLoader&)>& prepare) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 2, .run_dir = dir.path() / "run"});
+  config.checkpoint.enabled = true;
+  const Plan plan = plan_of(world, config);
+  TinyTask task;
+  DataLoader train(tiny_data(20), plan.loader, world);
+  Trainer trainer(plan, world);
+  std::string found;
+  const auto note = [&](std::string_view what) {
+    return [&found, what](const StageContext& at) { found += fmt::format(" {}{}", what, at.state.step); };
+  };
+  prepare(trainer, task, train);
+  trainer
+      .on(Stage::step_start,
+          [&](const StageContext& at) {
+            EXPECT_EQ(at.train->steps_per_epoch(), 5);
+            EXPECT_THAT(message_of([&] { at.train->next(); }), HasSubstr("inside of a step"));
+            EXPECT_THAT(message_of([&] { at.train->seek({}); }), HasSubstr("inside of a step"));
+            for (const Batch& batch : at.batches->micro) {
+              found += fmt::format(" [{}]", fmt::join(batch.ids, " "));
+            }
+          })
+      .on(Stage::epoch_end, note("epoch_end "))
+      .on(Stage::checkpoint_saved, note("saved "));
+  trainer.fit(task, train);
+  return found;
+}
+
+TEST(Callbacks, MayReadFromTheLoaderOfTheTraining) {
+  const auto read = [](const StageContext& at) {
+    const LoaderPosition before = at.train->position();
+    ASSERT_NE(at.train->next(), nullptr);
+    at.train->seek(before);
+  };
+  const std::string plain = stages_of([](Trainer&, Task&, DataLoader&) {});
+  EXPECT_THAT(plain, HasSubstr("epoch_end 5 saved 5"));
+  for (const Stage stage : {Stage::step_end, Stage::epoch_end, Stage::epoch_start, Stage::report}) {
+    EXPECT_EQ(stages_of([&](Trainer& trainer, Task&, DataLoader&) { trainer.on(stage, read); }), plain) << stage;
+  }
+  EXPECT_EQ(stages_of([&](Trainer& trainer, Task& task, DataLoader& train) {
+              trainer.on(Stage::step_end, [&](const StageContext&) { trainer.validate(task, train); }, {.every = 2});
+            }),
+            plain);
+}
+
+// The training would go on where the validation failed.
+TEST(Validation, ThatFailsOnTheLoaderOfTheTrainingIsNotSaved) {
+  class Failing final : public TinyTask {
+   public:
+    explicit Failing(int fails_at) : fails_at_(fails_at) {}
+    StepOutput validation_step(const Batch& batch) override {
+      if (++calls_ == fails_at_) {
+        throw Error("the scratch disk is full");
+      }
+      return TinyTask::validation_step(batch);
+    }
+
+   private:
+    int fails_at_;
+    int calls_ = 0;
+  };
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 3, .run_dir = dir.path() / "run"});
+  config.checkpoint.enabled = true;
+  const auto steps_of_fit = [&](int fails_at) {
+    const Plan plan = plan_of(world, config);
+    Failing task(fails_at);
+    DataLoader train(tiny_data(20), plan.loader, world);
+    Trainer trainer(plan, world);
+    std::int64_t steps = 0;
+    trainer.on(Stage::step_end, [&](const StageContext&) { ++steps; });
+    try {
+      trainer.fit(task, train, &train);
+    } catch (const Error&) {
+      EXPECT_GT(fails_at, 0);
+    }
+    return steps;
+  };
+  const CapturedStderr silent;
+  EXPECT_EQ(steps_of_fit(8), 10) << "in the second validation, of epoch 2";
+  EXPECT_EQ(steps_of_fit(0), 10) << "from the end of epoch 1";
 }
 
 TEST(EvaluationStages, SeeTheBatchesOfAValidationInAFit) {

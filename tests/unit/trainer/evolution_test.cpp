@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
@@ -166,6 +167,10 @@ TEST(EvolutionLoss, RefusesWhatItCannotUse) {
               AllOf(HasSubstr("pairs is 0, expected 1 or more"), HasSubstr("sigma is -1, expected a number above 0")));
   EXPECT_THAT(message_of([&] { evolution_loss(task.module(), [] { return at::zeros({3}); }); }),
               HasSubstr("the loss has shape [3], expected a scalar"));
+  torch::nn::Module complex;
+  complex.register_parameter("rotation", at::zeros({2}, at::kComplexFloat));
+  EXPECT_THAT(message_of<ConfigError>([&] { evolution_loss(complex, scalar); }),
+              HasSubstr("found a complex parameter"));
   freeze(task.module(), "*");
   EXPECT_THAT(message_of<ConfigError>([&] { evolution_loss(task.module(), scalar); }),
               HasSubstr("no parameter of the module requires gradients"));

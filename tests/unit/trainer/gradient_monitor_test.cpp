@@ -230,6 +230,22 @@ TEST(GradientMonitor, MeasuresTheParametersOfEachOptimizer) {
   EXPECT_NEAR(found.at("grad_norm/both"), std::hypot(task.norms_[0], task.norms_[1]), 1e-2);
 }
 
+TEST(GradientMonitor, TwoMonitorsHaveTwoNames) {
+  Session session = Session::single(in_memory({.max_epochs = 0, .max_steps = 2, .batch_size = 8}));
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  TinyTask task;
+  Trainer trainer(session);
+  trainer.add(std::make_shared<GradientMonitor>(GradientMonitorOptions{.every_steps = 1}));
+  const auto add = [&](const std::string& name) {
+    trainer.add(std::make_shared<GradientMonitor>(
+        GradientMonitorOptions{.every_steps = 2, .groups = {{"all", {}}}, .name = name}));
+  };
+  EXPECT_THAT(message_of([&] { add("gradient_monitor"); }), HasSubstr("two callbacks have the name"));
+  add("of_all");
+  const FitResult result = trainer.fit(task, data);
+  EXPECT_THAT(result.metrics, testing::IsSupersetOf({testing::Key("grad_norm/all"), testing::Key("grad_norm/bias")}));
+}
+
 TEST(GradientMonitor, RefusesWrongOptions) {
   EXPECT_THAT(message_of([] {
                 GradientMonitor({.every_steps = 0, .groups = {{"a", {}}, {"a", {}}, {"", {}}}});

@@ -1,4 +1,6 @@
 // Runs that begin with the weights of another one.
+#include "checkpoint/init_weights.h"
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -179,6 +181,13 @@ TEST_F(InitWeights, TakeTheDtypeOfTheRunUnderOtherNamesToo) {
   trainer.on(Stage::fit_start, [&](const StageContext&) { bias = task.module().parameters().at(1).detach().clone(); });
   trainer.fit(task, data);
   EXPECT_TRUE(at::equal(bias, at::full({1}, 0.2, at::kHalf).to(at::kFloat)));
+}
+
+TEST_F(InitWeights, MayBeBesideTheRunThatFreshRenames) {
+  std::filesystem::create_directories(path("run/checkpoints"));
+  std::filesystem::create_directories(path("other"));
+  EXPECT_THROW(check_init_weights(path("run/checkpoints"), path("run")), CheckpointError);
+  EXPECT_NO_THROW(check_init_weights(path("other"), path("run")));
 }
 
 TEST_F(InitWeights, ThatDoNotFitAreRefused) {

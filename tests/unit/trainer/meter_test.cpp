@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "support/message_of.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
@@ -28,6 +29,19 @@ TEST(Meter, WeighsEachNameByTheOutputsThatHaveIt) {
     resumed.load(saved, world);
     EXPECT_EQ(resumed.take(world), (Metrics{{"recall", 1}, {"late", 6}}));
   });
+}
+
+TEST(Meter, RefusesANameThatIsNotOneLine) {
+  Meter meter;
+  EXPECT_EQ(message_of([&] {
+              meter.add({at::ones({}), {{"class\n1", at::ones({})}}}, 1);
+            }),
+            "found the metric name 'class1', expected one line of text | give each metric of a StepOutput a name "
+            "without line breaks");
+  EXPECT_THAT(message_of([&] {
+                meter.add({at::ones({}), {{"", at::ones({})}}}, 1);
+              }),
+              testing::HasSubstr("found the metric name ''"));
 }
 
 TEST(Meter, IsExactWhenARankHasNothing) {

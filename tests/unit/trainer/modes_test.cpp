@@ -1,4 +1,5 @@
 // Frozen parameters and evaluation mode, before a fit and during it.
+#include <array>
 #include <map>
 
 #include <gmock/gmock.h>
@@ -10,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/about_another_rank.h"
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -154,8 +156,9 @@ TEST(Freezing, InACallbackTrainsTheOthersFromTheNextStepOn) {
 }
 
 TEST(Freezing, OnOneRankAloneIsNamed) {
+  std::array<bool, 2> is_about_another_rank{};
   const auto error = error_of<CommError>([&] {
-    thread_world(2, [](World& world) {
+    thread_world(2, [&](World& world) {
       const Plan plan = plan_of(2, in_memory({.max_epochs = 3}));
       NetTask task;
       Trainer trainer(plan, world);
@@ -165,11 +168,18 @@ TEST(Freezing, OnOneRankAloneIsNamed) {
         }
       }));
       DataLoader data(tiny_data(32), plan.loader, world);
-      trainer.fit(task, data);
+      try {
+        trainer.fit(task, data);
+      } catch (const CommError& failure) {
+        const auto rank = static_cast<std::size_t>(world.rank());
+        is_about_another_rank[rank] = dynamic_cast<const AboutAnotherRank*>(&failure) != nullptr;
+        throw;
+      }
     });
   });
   EXPECT_EQ(error.exit_code(), ExitCode::disagree);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1 freezes other parameters"), HasSubstr("b.bias (frozen)")));
+  EXPECT_THAT(is_about_another_rank, testing::ElementsAre(true, false)) << "rank 1 is the cause";
 }
 
 // Stopped in each epoch and resumed: the state of what is frozen is in the checkpoints.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -18,6 +19,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/trainer/lr_range.h>
 #include <lockstep/trainer/monitors.h>
 
@@ -160,6 +162,24 @@ TEST(SmoothedMetric, IsAnAverageThatContinuesInAResumedRun) {
   EXPECT_THAT(message_of([] { SmoothedMetric("loss", 1); }), HasSubstr("decay is 1"));
 }
 
+TEST(SmoothedMetric, OfTheSpeedIsTheSameOnAllRanks) {
+  std::vector<std::vector<Metrics>> of_ranks(2);
+  thread_world(2, [&](World& world) {
+    const Plan plan = plan_for(2, monitored(12));
+    TinyTask task;
+    DataLoader data(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<SmoothedMetric>("samples_per_s", 0.5));
+    trainer.on(Stage::report, [&](const StageContext& at) {
+      of_ranks[static_cast<std::size_t>(world.rank())].push_back(*at.metrics);
+    });
+    trainer.fit(task, data);
+  });
+  ASSERT_EQ(of_ranks[0].size(), 3U);
+  EXPECT_EQ(of_ranks[0], of_ranks[1]);
+  EXPECT_THAT(of_ranks[0].back(), testing::Contains(testing::Key("samples_per_s_smoothed")));
+}
+
 TEST(SmoothedMetric, LeavesOutAValueThatIsNotFinite) {
   const Rows rows = reports(1, monitored(12), [](Trainer& trainer) {
     trainer.on(Stage::report, [](const StageContext& at) { at.log("extra", at.state.step == 4 ? std::nan("") : 3); });
@@ -174,11 +194,13 @@ TEST(ThroughputMonitor, ComputesUtilizationFromTheSamples) {
     trainer.add(std::make_shared<ThroughputMonitor>(
         ThroughputMonitorOptions{.flops_per_sample = 1e6, .peak_flops_per_second = 1e12}));
   };
-  for (const auto& row : reports(2, monitored(8), add)) {
+  const Rows rows = reports(2, monitored(8), add);
+  ASSERT_EQ(rows.size(), 2U);
+  for (const auto& row : rows) {
     // 12 samples per step, half of them on each rank
     const double flops = 6 * 1e6 / (row.at("step_ms") / 1000);
-    EXPECT_NEAR(row.at("tflops_per_s"), flops / 1e12, 1e-9 * flops);
-    EXPECT_NEAR(row.at("mfu"), row.at("tflops_per_s"), 1e-12);
+    EXPECT_NEAR(row.at("tflops_per_s"), flops / 1e12, 1e-9 * flops / 1e12);
+    EXPECT_NEAR(row.at("mfu"), row.at("tflops_per_s"), 1e-9 * row.at("tflops_per_s"));
   }
 }
 
@@ -291,6 +313,7 @@ TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
 
 TEST(DeviceMonitor, ReportsMemoryAndLoadOfTheProcess) {
   const Rows rows = reports(2, monitored(8), [](Trainer& trainer) { trainer.add(std::make_shared<DeviceMonitor>()); });
+  ASSERT_EQ(rows.size(), 2U);
   for (const auto& row : rows) {
     EXPECT_GT(row.at("memory_mib"), 20);
     EXPECT_LT(row.at("memory_mib"), 100000);
@@ -306,7 +329,7 @@ TEST(Profiler, WritesATraceOfTheStepsThatItIsToldTo) {
     const TempDir dir;
     reports(1, monitored(8), [&](Trainer& trainer) {
       trainer.add(std::make_shared<Profiler>(
-          ProfilerOptions{.first_step = 3, .steps = steps, .directory = dir.path() / "traces", .shapes = true}));
+          ProfilerOptions{.skip_steps = 3, .steps = steps, .directory = dir.path() / "traces", .shapes = true}));
     });
     std::ifstream file(dir.path() / "traces" / "trace-rank-0.json");
     std::stringstream text;
@@ -342,7 +365,7 @@ TEST(Profiler, ShowsWhereARankWaitsForTheOthers) {
     DataLoader data(tiny_data(60), plan.loader, world);
     Trainer trainer(plan, world);
     if (world.is_main()) {
-      trainer.add(std::make_shared<Profiler>(ProfilerOptions{.first_step = 3, .steps = 2, .directory = dir.path()}));
+      trainer.add(std::make_shared<Profiler>(ProfilerOptions{.skip_steps = 3, .steps = 2, .directory = dir.path()}));
     }
     trainer.fit(task, data);
   });
@@ -374,7 +397,7 @@ TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
   CapturedStderr captured;
   reports(1, monitored(8), [&](Trainer& trainer) {
     trainer.add(std::make_shared<Profiler>(
-        ProfilerOptions{.first_step = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}));
+        ProfilerOptions{.skip_steps = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}));
   });
   EXPECT_THAT(captured.text(), HasSubstr("cannot write the trace "));
 }
@@ -382,7 +405,7 @@ TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
 // Another callback fails at Stage::exception, so that the profiler does not hear of the end.
 TEST(Profiler, MayEndItsRecordingInAnotherThreadThanTheFit) {
   const TempDir dir;
-  auto profiler = std::make_shared<Profiler>(ProfilerOptions{.first_step = 1, .steps = 5, .directory = dir.path()});
+  auto profiler = std::make_shared<Profiler>(ProfilerOptions{.skip_steps = 1, .steps = 5, .directory = dir.path()});
   const auto train = [&] {
     reports(1, monitored(8), [&](Trainer& trainer) {
       trainer.on(Stage::step_end | Stage::exception, [](const StageContext& at) {
@@ -404,7 +427,7 @@ TEST(Profiler, LeavesNoFileAfterATrial) {
   config.run_dir = (dir.path() / "run").string();
   config.fast_dev_run = 8;
   reports(1, config, [&](Trainer& trainer) {
-    trainer.add(std::make_shared<Profiler>(ProfilerOptions{.first_step = 1, .steps = 2}));
+    trainer.add(std::make_shared<Profiler>(ProfilerOptions{.skip_steps = 1, .steps = 2}));
   });
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "run"));
 }
@@ -446,6 +469,10 @@ TEST(LrRange, GrowsFromTheSmallestToTheLargestRateAndRestoresTheWeights) {
   for (std::size_t i = 0; i < one.losses.size(); ++i) {
     EXPECT_NEAR(three.losses[i], one.losses[i], 1e-4 * std::max(1.0, one.losses[i]));
   }
+  const TempDir dir;
+  write_svg(one, dir.path() / "range.svg");
+  EXPECT_THAT(read_file(real_file_system(), dir.path() / "range.svg"),
+              HasSubstr(fmt::format(">{:.3g}</text>", *one.suggestion)));
 }
 
 /// Counts only a part of the samples: how many differs between ranks.
@@ -481,6 +508,24 @@ TEST(LrRange, WeighsLossesByTheirCounts) {
     for (std::size_t i = 0; i < one.size(); ++i) {
       EXPECT_NEAR(several[i], one[i], 1e-5 * one[i]) << ranks;
     }
+  }
+}
+
+// The first group has other ones.
+TEST(LrRange, HasTheRatesOfTheSetting) {
+  OptimizerSpec matrices = muon({.lr = 0.02, .adamw = {.lr = 3e-4}});
+  matrices.groups = {{.select = named("bias"), .muon = false}, {}};
+  OptimizerSpec scaled = sgd({.lr = 0.1});
+  scaled.groups = {{.select = named("bias"), .lr_scale = 0.1}, {}};
+  for (const OptimizerSpec& optimizer : {matrices, scaled}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, monitored(8));
+    TinyTask task(optimizer);
+    DataLoader data(tiny_data(60), plan.loader, world);
+    const LrRange range = find_lr(plan, world, task, data, {.min_lr = 1e-5, .max_lr = 1e-2, .steps = 10});
+    ASSERT_EQ(range.lrs.size(), 10U);
+    EXPECT_NEAR(range.lrs.front(), 1e-5, 1e-12);
+    EXPECT_NEAR(range.lrs.back(), 1e-2, 1e-9);
   }
 }
 

@@ -140,38 +140,39 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
 
 TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
   Sweep sweep("resumed optimizers");
+  int ranks = 1;
   for (const Named& optimizer : optimizers()) {
     for (const Precision precision : {Precision::fp32, Precision::fp64, Precision::bf16, Precision::fp16_mixed}) {
-      for (const int ranks : {1, 2}) {
-        const TempDir dir;
-        TrainConfig config = base(optimizer, precision);
-        NamedTensors straight;
-        NamedTensors resumed;
+      const TempDir dir;
+      TrainConfig config = base(optimizer, precision);
+      NamedTensors straight;
+      NamedTensors resumed;
+      thread_world(ranks, [&](World& world) {
+        const NamedTensors found = train(optimizer.make, world, config);
+        if (world.is_main()) {
+          straight = found;
+        }
+      });
+      config.run_dir = (dir.path() / "run").string();
+      config.checkpoint.enabled = true;
+      for (const std::int64_t steps : {7, 0}) {  // in the middle of the second epoch
+        config.max_steps = steps;
         thread_world(ranks, [&](World& world) {
           const NamedTensors found = train(optimizer.make, world, config);
           if (world.is_main()) {
-            straight = found;
+            resumed = found;
           }
         });
-        config.run_dir = (dir.path() / "run").string();
-        config.checkpoint.enabled = true;
-        for (const std::int64_t steps : {7, 0}) {  // in the middle of the second epoch
-          config.max_steps = steps;
-          thread_world(ranks, [&](World& world) {
-            const NamedTensors found = train(optimizer.make, world, config);
-            if (world.is_main()) {
-              resumed = found;
-            }
-          });
-        }
-        const bool same = are_equal(resumed, straight);
-        EXPECT_TRUE(same) << optimizer.name << ", precision " << static_cast<int>(precision) << ", " << ranks
-                          << " ranks: " << largest_difference(resumed, straight);
-        sweep.count(same);
       }
+      const bool same = are_equal(resumed, straight);
+      EXPECT_TRUE(same) << optimizer.name << ", precision " << static_cast<int>(precision) << ", " << ranks
+                        << " ranks: " << largest_difference(resumed, straight);
+      sweep.count(same);
+      ranks = 3 - ranks;
     }
+    ranks = 3 - ranks;  // each precision is trained with both
   }
-  EXPECT_EQ(sweep.points(), 16 * 4 * 2);
+  EXPECT_EQ(sweep.points(), 16 * 4);
 }
 
 /// Trains in parts, each of which resumes the one before; the results of the last part, by rank.

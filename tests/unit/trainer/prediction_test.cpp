@@ -364,6 +364,29 @@ TEST(Predict, NamesWhatIsWrong) {
   EXPECT_THAT(text(dtype), HasSubstr("which cannot be stored"));
 }
 
+TEST(Predict, RefusesABatchWithFewerIdsThanSamples) {
+  class OneIdForEachBatch final : public BatchSource {
+   public:
+    const StepBatches* next() override {
+      step_.micro.assign(1, Batch{.input = at::ones({3, 4}), .ids = {7}, .samples = 3});
+      step_.ends_epoch = true;
+      return &step_;
+    }
+    std::optional<std::int64_t> steps_per_epoch() const override { return 1; }
+    LoaderPosition position() const override { return {}; }
+    void seek(const LoaderPosition&) override {}
+
+   private:
+    StepBatches step_{};
+  };
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  Predictor task;
+  OneIdForEachBatch data;
+  EXPECT_EQ(message_of<DataError>([&] { Trainer(plan, world).predict(task, data); }),
+            "prediction: found a batch of 3 samples with 1 id | give each sample an id, or none");
+}
+
 TEST(Predict, NamesAResultWhoseRowsHaveAnotherShape) {
   class Growing final : public TinyTask {
    public:
@@ -459,6 +482,29 @@ TEST(Prediction, IsNeverMixedWithThatOfOtherWeights) {
       EXPECT_THAT(message_of<CheckpointError>([&] { trainer.predict(task, data, dir.path() / "out"); }),
                   HasSubstr("contains predictions of other weights"));
     });
+  }
+}
+
+TEST(Prediction, IsNeverMixedWithThatOfOtherData) {
+  for (const int ranks : {1, 2}) {
+    for (const int fails_at : {0, 2}) {  // complete, and interrupted after the first file
+      const TempDir dir;
+      const auto predict = [&](double shift, int failing_call) {
+        thread_world(ranks, [&](World& world) {
+          const Plan plan = prediction_plan(ranks);
+          Predictor task;
+          task.fails_at = failing_call;
+          const at::Tensor x = at::arange(15 * 4, at::kFloat).view({15, 4}) + shift;
+          DataLoader data(tensor_dataset(x, x.sum(1, true)), plan.eval_loader, world);
+          Trainer(plan, world).predict(task, data, dir.path() / "out", /*every_steps=*/1);
+        });
+      };
+      EXPECT_THAT(message_of([&] { predict(0, fails_at); }),
+                  HasSubstr(fails_at == 0 ? "no error" : "the power is gone"));
+      EXPECT_THAT(message_of<CheckpointError>([&] { predict(1, 0); }),
+                  HasSubstr("contains predictions of other data: 15 samples"));
+      EXPECT_EQ(message_of([&] { predict(0, 0); }), "no error") << "the same data continues";
+    }
   }
 }
 

@@ -75,6 +75,20 @@ TEST(ReduceOnPlateau, IsMultipliedWithTheSchedule) {
   EXPECT_THAT(found, ElementsAre(0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.0125, 0.0125));
 }
 
+TEST(ReduceOnPlateau, AlsoReducesRatesThatAreZeroNow) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 4});
+  config.optim.schedule = "constant:factor=0,for=3ep+constant";
+  EXPECT_THAT(rates(config, world, {.factor = 0.5, .patience = 0}), ElementsAre(0, 0, 0, 0.05));
+  const TempDir dir;
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = true;
+  config.max_epochs = 3;
+  EXPECT_THAT(rates(config, world, {.factor = 0.5, .patience = 0}), ElementsAre(0, 0, 0));
+  config.max_epochs = 4;
+  EXPECT_THAT(rates(config, world, {.factor = 0.5, .patience = 0}, 3), ElementsAre(0.05)) << "resumed";
+}
+
 TEST(ReduceOnPlateau, ContinuesAfterAResume) {
   World world = World::single(c10::kCPU);
   const TempDir dir;

@@ -1,5 +1,6 @@
 // What a run reports: on the console, in its files, and in its result.
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,11 +68,13 @@ Ran train(const std::filesystem::path& run, bool interactive, int used_epochs = 
 TEST(Reports, CountEpochsFromOneEverywhere) {
   const TempDir dir;
   const Ran ran = train(dir.path() / "run", /*interactive=*/false);
-  std::vector<int> epochs;
+  std::set<int> epochs;
   for (const auto& row : rows_of(dir.path() / "run")) {
     ASSERT_TRUE(row.contains("epoch")) << row;
     EXPECT_EQ(row["epoch"].get<int>(), (row["step"].get<int>() + 3) / 4) << row;
+    epochs.insert(row["epoch"].get<int>());
   }
+  EXPECT_THAT(epochs, ElementsAre(1, 2, 3));
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 3 | epoch 1 | loss")));
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 4 | epoch 1 | val_loss")));
   EXPECT_THAT(ran.lines, Contains(StartsWith("step 6 | epoch 2 | loss")));
@@ -403,6 +406,29 @@ TEST(Reports, GiveANewCallbackNothingToLoad) {
   }
   EXPECT_THAT(old->loaded, ElementsAre(7));
   EXPECT_THAT(fresh->loaded, IsEmpty());
+}
+
+/// Its metrics of a validation have the names of Lightning.
+class TwicePrefixed final : public TinyTask {
+ public:
+  StepOutput validation_step(const Batch& batch) override {
+    const at::Tensor loss = at::mse_loss(net_(batch.input), batch.target);
+    return {loss, {{"val_acc", loss}, {"val/loss", loss}, {"value", loss}}};
+  }
+};
+
+TEST(Reports, ANameOfAValidationThatHasThePrefixAlreadyIsToldOnce) {
+  Session session = Session::single(in_memory({.max_epochs = 2, .batch_size = 4}));
+  TwicePrefixed task;
+  DataLoader train(tiny_data(16), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(8), session.plan.eval_loader, session.world);
+  CapturedStderr captured;
+  Trainer(session).fit(task, train, &validation);
+  const std::string text = captured.text();
+  EXPECT_THAT(text, HasSubstr("a metric val_acc, which is reported as val_val_acc: call it acc"));
+  EXPECT_THAT(text, HasSubstr("a metric val/loss, which is reported as val_val/loss: call it loss"));
+  EXPECT_THAT(text, Not(HasSubstr("a metric value")));
+  EXPECT_EQ(text.find("val_val_acc: call"), text.rfind("val_val_acc: call"));
 }
 
 }  // namespace

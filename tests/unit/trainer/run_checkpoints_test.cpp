@@ -334,6 +334,13 @@ TEST(RunCheckpoints, RefuseAMetricThatNobodyMeasures) {
   EXPECT_THAT([&] { train(config); },
               ThrowsMessage<ConfigError>(HasSubstr("--checkpoint.monitor val_los: found no such metric")));
   EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{5})) << "what was trained is saved";
+  config = config_in(directory.path() / "other");
+  config.checkpoint.monitor = "val/loss";
+  config.report.every_steps = 2;
+  CapturedStderr captured;
+  EXPECT_THAT([&] { train(config); },
+              ThrowsMessage<ConfigError>(HasSubstr("--checkpoint.monitor val/loss: found no such metric")));
+  EXPECT_THAT(captured.text(), Not(HasSubstr("has no value of it")));
 }
 
 // The directory of checkpoints is a file meanwhile: every save fails.

@@ -401,9 +401,12 @@ TEST(SpikeSkip, ChangesNeitherParametersNorOptimizer) {
        {adamw({.lr = 0.05}), sgd({.lr = 0.05, .momentum = 0.9}), lion({.lr = 0.01})}) {
     for (const int ranks : {1, 2, 4}) {
       for (const bool shard : {false, true}) {
+        if (shard && ranks == 1) {
+          continue;
+        }
         TrainConfig config = spiking_config(SpikePolicy::skip);
         config.accumulation = ranks == 1 ? 2 : 1;
-        config.dist.shard_optimizer = shard && ranks > 1;
+        config.dist.shard_optimizer = shard;
         CapturedStderr captured;
         const NamedTensors skipped = state_after(ranks, config, [&](const World&) {
           return std::make_unique<SteepTask>(std::set<std::int64_t>{27}, optimizer);
@@ -649,6 +652,9 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
   const CapturedStderr silent;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const int ranks : {1, 2, 4}) {
+      if (ranks == 4 && i % 3 != 0) {
+        continue;
+      }
       const Case& c = cases[i];
       const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
       TrainConfig config = c.where == Where::inputs ? input_config(policy) : spiking_config(policy);
@@ -723,9 +729,12 @@ TEST(SpikeSkip, LooksAtTheLossOfAllRanksBeforeTheUpdate) {
   for (const OptimizerFactory& optimizer : {adamw({.lr = 0.05}), lion({.lr = 0.01})}) {
     for (const int ranks : {1, 2, 4}) {
       for (const bool shard : {false, true}) {
+        if (shard && ranks == 1) {
+          continue;
+        }
         TrainConfig config = spiking_config(SpikePolicy::skip);
         config.accumulation = ranks == 1 ? 2 : 1;
-        config.dist.shard_optimizer = shard && ranks > 1;
+        config.dist.shard_optimizer = shard;
         expect_left_out(ranks, config, {.optimizer = optimizer}, "the loss of step 27 is");
       }
     }
@@ -957,9 +966,14 @@ TEST(SpikeSkip, WorksTogetherWithTheSkippingOfNaN) {
                         })));
 }
 
-/// A run in two parts and a straight one end the same.
+struct Stop {
+  std::int64_t step = 0;
+  int ranks_then = 2;
+};
+
+/// With a spike in step 24, a straight run and one in two parts end the same.
 void expect_same_if_resumed(
-    SpikePolicy policy, std::int64_t stop, int ranks_then,
+    SpikePolicy policy, const std::vector<Stop>& stops,
     const std::function<std::unique_ptr<Task>(const World&)>& make =
         [](const World&) {
           return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31});
@@ -974,52 +988,49 @@ void expect_same_if_resumed(
     made.run_dir = (dir.path() / "run").string();
     return made;
   };
-  const CapturedStderr silent;
+  CapturedStderr captured;
   const TempDir whole;
   const NamedTensors straight = state_after(2, config(whole, 40), make, samples);
-  const TempDir parts;
-  state_after(2, config(parts, stop), make, samples);
-  const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make, samples);
-  ASSERT_EQ(straight.size(), resumed.size());
-  if (ranks_then == 2) {
-    EXPECT_TRUE(are_equal(straight, resumed)) << "stopped after step " << stop;
-  } else {
-    EXPECT_LT(largest_difference(straight, resumed), 1e-3) << "stopped after step " << stop;
+  EXPECT_THAT(captured.text(), HasSubstr("of step 24 is"));
+  const CapturedStderr silent;
+  for (const auto& [step, ranks_then] : stops) {
+    const TempDir parts;
+    state_after(2, config(parts, step), make, samples);
+    const NamedTensors resumed = state_after(ranks_then, config(parts, 40), make, samples);
+    ASSERT_EQ(straight.size(), resumed.size());
+    if (ranks_then == 2) {
+      EXPECT_TRUE(are_equal(straight, resumed)) << "stopped after step " << step;
+    } else {
+      EXPECT_LT(largest_difference(straight, resumed), 1e-3) << "stopped after step " << step;
+    }
   }
 }
 
+/// Before and after spikes in the steps 24 and 31, and once with other ranks.
+std::vector<Stop> stops_around_spikes(int other_ranks) {
+  return {{7}, {19}, {23}, {24}, {25}, {26}, {31}, {33}, {22, other_ranks}};
+}
+
 TEST(SpikeSkip, IsTheSameInARunThatIsResumedAtAnyStep) {
-  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
-    expect_same_if_resumed(SpikePolicy::skip, stop, 2);
-  }
-  expect_same_if_resumed(SpikePolicy::skip, 22, 4);
+  expect_same_if_resumed(SpikePolicy::skip, stops_around_spikes(4));
 }
 
 TEST(SpikeSkip, OfALossIsTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World& world) {
     return std::make_unique<LoudTask>(world, LoudTask::Options{.steps = {24, 31}, .added = 1000});
   };
-  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
-    expect_same_if_resumed(SpikePolicy::skip, stop, 2, make);
-  }
-  expect_same_if_resumed(SpikePolicy::skip, 22, 4, make);
+  expect_same_if_resumed(SpikePolicy::skip, stops_around_spikes(4), make);
 }
 
 TEST(SpikeLowerLr, IsTheSameInARunThatIsResumedAtAnyStep) {
-  for (const std::int64_t stop : {7, 19, 23, 24, 25, 26, 31, 33}) {
-    expect_same_if_resumed(SpikePolicy::lower_lr, stop, 2);
-  }
-  expect_same_if_resumed(SpikePolicy::lower_lr, 22, 1);
+  expect_same_if_resumed(SpikePolicy::lower_lr, stops_around_spikes(1));
 }
 
 TEST(SpikeInputs, AreTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World&) { return std::make_unique<TinyTask>(adamw({.lr = 0.05})); };
   const auto samples = noisy_data({24 * 12 + 3, 31 * 12 + 8});
   for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
-    for (const std::int64_t stop : {7, 24, 25}) {
-      expect_same_if_resumed(policy, stop, 2, make, samples);
-    }
-    expect_same_if_resumed(policy, 22, 4, make, samples);
+    expect_same_if_resumed(policy, {{7}, {24}, {25}, {22, 4}}, make, samples);
   }
 }
 
@@ -1050,11 +1061,33 @@ TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {
   }
 }
 
+TEST(SpikeLowerLr, AlsoMultipliesRatesThatAreZeroAtTheReport) {
+  TrainConfig config = spiking_config(SpikePolicy::lower_lr);
+  config.optim.max_grad_norm = 10;
+  config.spike.lr_factor = 0.25;
+  config.optim.schedule = LrSchedule("constant:for=28+constant:factor=0,for=5+constant");
+  std::map<std::int64_t, double> rates;
+  const CapturedStderr silent;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, config);
+  SteepTask task({27});
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  trainer.on(Stage::step_end, [&](const StageContext& at) { rates[at.state.step] = at.step.lr; });
+  trainer.fit(task, data);
+  EXPECT_EQ(rates[28], 0.05);
+  EXPECT_EQ(rates[30], 0);
+  EXPECT_DOUBLE_EQ(rates[34], 0.05 * 0.25);
+}
+
 TEST(Rollback, PutsTheWeightsOfTheLastReportBack) {
   for (const int ranks : {1, 2, 3}) {
     for (const bool shard : {false, true}) {
+      if (shard && ranks == 1) {
+        continue;
+      }
       TrainConfig config = spiking_config(SpikePolicy::rollback);
-      config.dist.shard_optimizer = shard && ranks > 1;
+      config.dist.shard_optimizer = shard;
       CapturedStderr captured;
       const NamedTensors found = weights_after(ranks, config, {27});
       EXPECT_THAT(captured.text(),

@@ -1,5 +1,6 @@
 // What a task may do in a step, and what it may return.
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -276,14 +277,54 @@ TEST(StepOutput, IsCheckedWhereItIsReturned) {
   class UndefinedMetric final : public Returns {
     void change(StepOutput& out) override { out.metrics = {{"extra", at::Tensor()}}; }
   };
+  class ComplexMetric final : public Returns {
+    void change(StepOutput& out) override { out.metrics = {{"phase", at::ones({}, at::kComplexFloat)}}; }
+  };
+  class ComplexLoss final : public Returns {
+    void change(StepOutput& out) override { out.loss = at::complex(out.loss, out.loss); }
+  };
+  class InfiniteCount final : public Returns {
+    void change(StepOutput& out) override { out.count = at::full({}, INFINITY); }
+  };
   class Detached final : public Returns {
     void change(StepOutput& out) override { out.loss = out.loss.detach(); }
   };
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(refusal_of<RowOfCounts>(ranks), HasSubstr("StepOutput::count has shape [1], expected a scalar"));
     EXPECT_THAT(refusal_of<UndefinedMetric>(ranks), HasSubstr("metric extra is an undefined tensor"));
+    EXPECT_THAT(refusal_of<ComplexMetric>(ranks), HasSubstr("metric phase is complex, expected a real number"));
+    EXPECT_THAT(refusal_of<ComplexLoss>(ranks), HasSubstr("the loss is complex, expected a real number"));
+    EXPECT_THAT(refusal_of<InfiniteCount>(ranks), HasSubstr("StepOutput::count is inf, expected a finite number"));
     EXPECT_THAT(refusal_of<Detached>(ranks),
                 HasSubstr("the loss does not depend on a parameter that requires gradients"));
+  }
+}
+
+TEST(StepOutput, HasTheMetricsOfItsForward) {
+  class OfItsState final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      calls_ += 1;
+      return {at::mse_loss(net_(batch.input), batch.target),
+              {{"bias", net_->bias}, {"view", net_->bias.squeeze()}, {"calls", calls_}}};
+    }
+
+   private:
+    at::Tensor calls_ = at::zeros({});
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 2, .accumulation = 2}));
+      OfItsState task;
+      DataLoader data(tiny_data(4 * ranks), plan.loader, world);
+      const float before = weights_of(task).back().item<float>();
+      const FitResult result = Trainer(plan, world).fit(task, data);
+      EXPECT_EQ(result.state.step, 1);
+      EXPECT_NE(weights_of(task).back().item<float>(), before);
+      for (const auto& [name, expected] : {std::pair{"bias", before}, {"view", before}, {"calls", 1.5F}}) {
+        EXPECT_THAT(result.metrics, testing::Contains(testing::Pair(name, testing::DoubleNear(expected, 1e-6))));
+      }
+    });
   }
 }
 

@@ -26,7 +26,7 @@ TimeShares after(int total, const std::map<Phase, int>& in_phases, int waited = 
 }
 
 TEST(TimeShares, AdviseWhereMuchOfALongRunWasNotTraining) {
-  EXPECT_THAT(after(100, {{Phase::data, 31}}).advice_on_data(2),
+  EXPECT_THAT(after(100, {{Phase::data, 31}}).advice_on_data(2, /*one_reader=*/false),
               Optional(HasSubstr("waiting for data took 31 % of the time: raise --data.workers (now 2)")));
   EXPECT_THAT(after(100, {{Phase::data, 31}}).advice_on_data(0, /*one_reader=*/true),
               Optional(EndsWith("of the time: use --data.workers 1, so that the stream is read beside the steps")));
@@ -34,7 +34,7 @@ TEST(TimeShares, AdviseWhereMuchOfALongRunWasNotTraining) {
               Optional(EndsWith("so let the stream read ahead in threads of its own")));
   EXPECT_THAT(after(100, {{Phase::save, 25}}).advice_on_saves(), Optional(HasSubstr("saving took 25 % of the time")));
   const TimeShares good = after(100, {{Phase::data, 15}, {Phase::validation, 60}, {Phase::save, 15}});
-  EXPECT_EQ(good.advice_on_data(2), std::nullopt);
+  EXPECT_EQ(good.advice_on_data(2, /*one_reader=*/false), std::nullopt);
   EXPECT_EQ(good.advice_on_saves(), std::nullopt);
 }
 

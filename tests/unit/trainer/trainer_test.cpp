@@ -496,6 +496,68 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
   }
 }
 
+TEST(Trainer, WeighsAMetricOfSomeMicroBatchesInAClosureAsWithoutOne) {
+  class Some final : public TinyTask {
+   public:
+    explicit Some(bool has_closure)
+        : TinyTask(has_closure ? OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+            return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(0).max_iter(1));
+          })
+                               : OptimizerSpec(sgd({.lr = 0}))),
+          has_closure_(has_closure) {}
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput out = TinyTask::training_step(batch);
+      if (const std::int64_t id = batch.ids.front(); id < 5 || id == 12) {
+        out.metrics = {{"some", at::full({}, id, at::kFloat)}};
+      }
+      return out;
+    }
+    void optimize(Step& step) override {
+      if (!has_closure_) {
+        Task::optimize(step);
+        return;
+      }
+      OptimizerStep& optimizer = step.optimizer();
+      StepOutput mean = optimizer.minimize([&] {
+        optimizer.zero_grad();
+        StepOutput last;
+        for (const Batch& batch : step.batches()) {
+          last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+          optimizer.backward(last);
+        }
+        return last;
+      });
+      mean.metrics.emplace_back("mine", at::full({}, 7.0));
+      step.add(mean);
+    }
+
+   private:
+    bool has_closure_;
+  };
+  for (const int ranks : {1, 2, 3}) {
+    const auto metrics_of = [&](bool has_closure) {
+      Metrics metrics;
+      TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 2, .global_batch_size = 12});
+      config.sampler.shuffle = false;
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, config);
+        Some task(has_closure);
+        DataLoader data(tiny_data(24), plan.loader, world);
+        const FitResult result = Trainer(plan, world).fit(task, data);
+        if (world.is_main()) {
+          metrics = result.metrics;
+        }
+      });
+      return std::map<std::string, double>(metrics.begin(), metrics.end());
+    };
+    const auto plain = metrics_of(false);
+    const auto with_closure = metrics_of(true);
+    EXPECT_NEAR(with_closure.at("some"), plain.at("some"), 1e-6) << ranks;
+    EXPECT_NEAR(with_closure.at("loss"), plain.at("loss"), 1e-6) << ranks;
+    EXPECT_EQ(with_closure.at("mine"), 7);
+  }
+}
+
 // The steps after the resume use what the steps before it have found out about the loss.
 TEST(Trainer, ResumesAnOptimizerWithAClosureBitwise) {
   const TempDir dir;

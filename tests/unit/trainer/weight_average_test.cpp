@@ -208,6 +208,22 @@ TEST(WeightAverage, AveragesBuffersAndUnfrozenParameters) {
   }
 }
 
+TEST(WeightAverage, OfBuffersIsUsedInEveryEvaluationAfterTheFit) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.max_epochs = 2, .batch_size = 8 / ranks}));
+      DataLoader data(tiny_data(32), plan.loader, world);
+      Normed task;
+      Trainer trainer(plan, world);
+      trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.decay = 0.9, .buffers = true}));
+      trainer.fit(task, data);
+      const Metrics first = trainer.validate(task, data);
+      EXPECT_EQ(trainer.validate(task, data), first);
+      EXPECT_EQ(trainer.test(task, data), first);
+    });
+  }
+}
+
 /// Has the name of the average, and saves something else.
 class OtherAverage final : public Callback {
  public:

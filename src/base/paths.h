@@ -1,0 +1,36 @@
+// Paths of files and directories. Torch-free.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+namespace lockstep {
+
+/// The file behind `file`, to be opened by a FileSystem, which follows no links; `file` itself if there is none.
+inline std::filesystem::path follow_links(const std::filesystem::path& file) {
+  std::error_code error;
+  std::filesystem::path target = std::filesystem::canonical(file, error);
+  return error ? file : target;
+}
+
+/// The directory in which `path` is: "." for a name alone.
+inline std::filesystem::path directory_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+/// Whether `path` is in `directory`, or is the directory itself. Follows links. Neither has to exist.
+inline bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
+  const auto real = [](const std::filesystem::path& given) {
+    std::error_code error;
+    const std::filesystem::path full = std::filesystem::absolute(given, error);
+    const std::filesystem::path found = std::filesystem::weakly_canonical(full, error);
+    const std::filesystem::path normal = error ? full.lexically_normal() : found;
+    return normal.has_filename() ? normal : normal.parent_path();  // "a/" -> "a"
+  };
+  const std::filesystem::path inner = real(path);
+  const std::filesystem::path outer = real(directory);
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+// Environment variables by which our launcher tells its ranks what it has decided. Torch-free.
+#pragma once
+
+#include <array>
+
+namespace lockstep::own_variables {
+
+/// Marks every process of a launch, so that the supervisor can find and end it: unlike the parent or the group,
+/// descendants always inherit it. A launch inside a launch adds its own mark.
+inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
+
+inline constexpr const char* kControlFd = "LOCKSTEP_CONTROL_FD";
+inline constexpr const char* kDevices = "LOCKSTEP_DEVICES";
+inline constexpr const char* kHalvings = "LOCKSTEP_HALVINGS";
+inline constexpr const char* kProgressFd = "LOCKSTEP_PROGRESS_FD";
+inline constexpr const char* kRestart = "LOCKSTEP_RESTART";
+inline constexpr const char* kRunId = "LOCKSTEP_RUN_ID";
+inline constexpr const char* kStoreFd = "LOCKSTEP_STORE_FD";
+inline constexpr const char* kTerminalWidth = "LOCKSTEP_TERMINAL_WIDTH";
+
+/// All but the mark: children of user code must not take themselves for the rank.
+inline constexpr std::array kOnlyForTheRank{kControlFd, kDevices, kHalvings, kProgressFd,
+                                            kRestart,   kRunId,   kStoreFd,  kTerminalWidth};
+
+}  // namespace lockstep::own_variables
