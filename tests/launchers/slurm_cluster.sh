@@ -156,6 +156,10 @@ down() {
   if running "$folder/slurmctld.pid"; then
     timeout 10 scancel --state=RUNNING --signal=KILL --user=root 2>/dev/null || true
     timeout 10 scancel --user=root 2>/dev/null || true
+    for _ in $(seq 50); do  # a step that ends after the daemons would wait for them
+      [ -n "$(timeout 5 squeue --noheader 2>/dev/null)" ] || break
+      sleep 0.1
+    done
   fi
   stop "$folder"/slurmd-*.pid "$folder/slurmctld.pid" "$folder/munge/munged.pid"
   if [ "$mode" = netns ]; then
