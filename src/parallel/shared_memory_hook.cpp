@@ -97,6 +97,8 @@ void write_mean(std::span<std::byte* const> means, std::span<const std::byte* co
   });
 }
 
+}  // namespace
+
 WriteMean write_mean_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -112,6 +114,8 @@ WriteMean write_mean_of(at::ScalarType type) {
                   "use --backend gloo");
   }
 }
+
+namespace {
 
 /// All views of the bucket are then there too. The last one of them releases the memory.
 void move_bucket(const at::Tensor& bucket, std::byte* to, const std::shared_ptr<const SharedMemory>& memory) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "ipc/shared_reduction.h"
@@ -12,6 +13,9 @@
 namespace lockstep {
 
 class World;
+
+/// How gradients of a dtype are added. Throws: Error (a dtype that cannot be).
+WriteMean write_mean_of(at::ScalarType type);
 
 /// The dense buckets lie in the shared memory, see Note [Shared reduction]. A bucket is published as soon as the
 /// backward has computed it. The reducer does not wait for it: it only makes views of the bucket, and it may wait

@@ -21,31 +21,14 @@
 
 #include <lockstep/lockstep.h>
 
+#include "base/median.h"
 #include "ipc/shared_reduction.h"
+#include "parallel/shared_memory_hook.h"
 
 namespace {
 
 constexpr int kRounds = 5;
 constexpr std::array<std::size_t, 8> kSizes{1, 16, 64, 256, 1024, 4096, 25 * 1024, 100 * 1024};  // KiB
-
-void mean_of_floats(std::span<std::byte* const> means, std::span<const std::byte* const> parts, std::size_t bytes) {
-  const auto factor = 1 / static_cast<float>(parts.size());
-  constexpr std::size_t kBlock = 1024;  // stays in the first cache
-  std::array<float, kBlock> sum;
-  for (std::size_t first = 0; first < bytes / sizeof(float); first += kBlock) {
-    const std::size_t here = std::min(kBlock, bytes / sizeof(float) - first);
-    sum.fill(0);
-    for (const std::byte* part : parts) {
-      const float* from = reinterpret_cast<const float*>(part) + first;
-      for (std::size_t i = 0; i < here; ++i) {
-        sum[i] += from[i] * factor;
-      }
-    }
-    for (std::byte* mean : means) {
-      std::memcpy(reinterpret_cast<float*>(mean) + first, sum.data(), here * sizeof(float));
-    }
-  }
-}
 
 lockstep::SharedReduction shared_reduction(lockstep::World& world, std::size_t bytes) {
   const std::vector<std::size_t> parts{bytes};
@@ -77,11 +60,6 @@ void measure(lockstep::World& world, std::int64_t calls, std::vector<double>& ti
   }
 }
 
-double median(std::vector<double>& values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -90,6 +68,7 @@ int main(int argc, char** argv) {
   return lockstep::run(defaults, argc, argv, [](lockstep::Session& session) {
     lockstep::World& world = session.world;
     at::set_num_threads(1);
+    const lockstep::WriteMean mean = lockstep::write_mean_of(at::kFloat);
     session.print("| bytes | shared memory us | Gloo us | ratio | one memcpy us |\n|---|---|---|---|---|");
     for (const std::size_t kib : kSizes) {
       const std::size_t bytes = kib << 10;
@@ -103,7 +82,7 @@ int main(int argc, char** argv) {
       std::vector<double> memcpy;
       for (int round = 0; round < kRounds; ++round) {
         measure(world, calls, shared, [&] {
-          reduction.publish(0, &mean_of_floats);
+          reduction.publish(0, mean);
           reduction.finish();
         });
         measure(world, calls, gloo, [&] { world.all_reduce(values, lockstep::Reduce::sum); });
@@ -112,9 +91,9 @@ int main(int argc, char** argv) {
       if (*reinterpret_cast<const float*>(reduction.part(0)) != 1) {
         throw lockstep::Error("the mean of ones is not 1");
       }
-      const double ratio = median(gloo) / median(shared);
-      session.print(fmt::format("| {} KiB | {:.1f} | {:.1f} | {:.1f} | {:.1f} |", kib, median(shared), median(gloo),
-                                ratio, median(memcpy)));
+      const double ratio = lockstep::median(gloo) / lockstep::median(shared);
+      session.print(fmt::format("| {} KiB | {:.1f} | {:.1f} | {:.1f} | {:.1f} |", kib, lockstep::median(shared),
+                                lockstep::median(gloo), ratio, lockstep::median(memcpy)));
     }
   });
 }

@@ -69,6 +69,22 @@ TEST(Repository, EverySourceIsBuilt) {
   });
 }
 
+// -O2, with which a release is built, makes no vector instructions of a loop of unknown length.
+TEST(Repository, VectorizedLoopsAreBuiltForIt) {
+  int found = 0;
+  for (const SourceFile& file : files("src", {".cpp"})) {
+    if (file.text.find("LOCKSTEP_VECTORIZED") == std::string::npos) {
+      continue;
+    }
+    ++found;
+    const fs::path path = file.path;
+    EXPECT_THAT(read(kRoot / path.parent_path() / "CMakeLists.txt"),
+                testing::HasSubstr("set_source_files_properties(" + path.filename().string()))
+        << "-O3 for " << file.path;
+  }
+  EXPECT_GE(found, 4);
+}
+
 TEST(Repository, EveryTestIsBuilt) {
   std::vector<SourceFile> tests = files("tests", {".cpp"});
   std::erase_if(tests, [](const SourceFile& file) { return !file.path.ends_with("_test.cpp"); });
