@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -18,6 +17,7 @@ namespace lockstep {
 namespace {
 
 using testing::AnyOf;
+using testing::Contains;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
@@ -66,18 +66,16 @@ void expect_blame(const Processes& started, const Fault& fault) {
   EXPECT_THAT(consequence.err, ContainsRegex(fault.told));
 }
 
-/// The control of expect_nobody_left(): what has just been started is found.
-void expect_found(const TempDir& dir) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  std::size_t found = 0;
-  while ((found = processes_in(dir).size()) < 2 && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  EXPECT_GE(found, 2U) << "the control";
-}
-
 void expect_nobody_left(const TempDir& dir) {
   EXPECT_TRUE(Process::gone(processes_in(dir), std::chrono::seconds(10))) << "a process is left";
+}
+
+// The control of expect_nobody_left().
+TEST(ProcessesInAFolder, AreFound) {
+  const TempDir dir;
+  Process process({"sh", "-c", "echo started; sleep 60; exit", "sh", (dir.path() / "run").string()});
+  ASSERT_TRUE(process.wait_for("started"));
+  EXPECT_THAT(processes_in(dir), Contains(process.pid()));
 }
 
 constexpr const char* kThrown = "std::runtime_error: cannot decode sample 4411";
@@ -128,9 +126,7 @@ LOCKSTEP_DEVICE_TEST(RankFaults, EndBothRanksThatNoLauncherWatches) {
   for (const Fault& fault : faults(where)) {
     SCOPED_TRACE(name_of(fault));
     const TempDir dir;
-    const Processes ranks = two_ranks(failing(fault, where, dir));
-    expect_found(dir);
-    expect_blame(ranks, fault);
+    expect_blame(two_ranks(failing(fault, where, dir)), fault);
     expect_nobody_left(dir);
   }
 }
@@ -143,7 +139,6 @@ LOCKSTEP_DEVICE_TEST(RankFaults, AreReportedByTheLaunchersOfTwoNodes) {
     SCOPED_TRACE(name_of(fault));
     const TempDir dir;
     const Processes launchers = two_launchers(LOCKSTEP_CLI, failing(fault, where, dir));
-    expect_found(dir);
     const auto cause = launchers[static_cast<std::size_t>(fault.rank)]->wait();
     const auto consequence = launchers[static_cast<std::size_t>(1 - fault.rank)]->wait(Process::Seconds(10));
     expect_nobody_left(dir);

@@ -40,6 +40,7 @@
 #include "storage/names.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
+#include "support/minimize_with.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
@@ -310,14 +311,7 @@ class ClosureTask final : public TinyTask {
  public:
   using TinyTask::TinyTask;
   void optimize(Step& step) override {
-    OptimizerStep& optimizer = step.optimizer();
-    step.add(optimizer.minimize([&] {
-      optimizer.zero_grad();
-      const auto out =
-          optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
-      optimizer.backward(out);
-      return out;
-    }));
+    step.add(minimize_with(step, [this](const Batch& batch) { return training_step(batch); }));
   }
 };
 

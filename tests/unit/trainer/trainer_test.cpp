@@ -29,6 +29,7 @@
 #include "support/at_stage.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
+#include "support/minimize_with.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
@@ -470,14 +471,7 @@ class LbfgsTask final : public TinyTask {
           return std::make_unique<torch::optim::LBFGS>(std::move(groups), options);
         })) {}
   void optimize(Step& step) override {
-    OptimizerStep& optimizer = step.optimizer();
-    step.add(optimizer.minimize([&] {
-      optimizer.zero_grad();
-      const auto out =
-          optimizer.forward(step.batches()[0], [this](const Batch& batch) { return training_step(batch); });
-      optimizer.backward(out);
-      return out;
-    }));
+    step.add(minimize_with(step, [this](const Batch& batch) { return training_step(batch); }));
   }
 };
 
@@ -517,16 +511,7 @@ TEST(Trainer, WeighsAMetricOfSomeMicroBatchesInAClosureAsWithoutOne) {
         Task::optimize(step);
         return;
       }
-      OptimizerStep& optimizer = step.optimizer();
-      StepOutput mean = optimizer.minimize([&] {
-        optimizer.zero_grad();
-        StepOutput last;
-        for (const Batch& batch : step.batches()) {
-          last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
-          optimizer.backward(last);
-        }
-        return last;
-      });
+      StepOutput mean = minimize_with(step, [this](const Batch& batch) { return training_step(batch); });
       mean.metrics.emplace_back("mine", at::full({}, 7.0));
       step.add(mean);
     }
@@ -942,16 +927,7 @@ TEST(Minimize, WeighsMicroBatchesAndCounts) {
       return out;
     }
     void optimize(Step& step) override {
-      OptimizerStep& optimizer = step.optimizer();
-      step.add(optimizer.minimize([&] {
-        optimizer.zero_grad();
-        StepOutput last;
-        for (const Batch& batch : step.batches()) {
-          last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
-          optimizer.backward(last);
-        }
-        return last;
-      }));
+      step.add(minimize_with(step, [this](const Batch& batch) { return training_step(batch); }));
     }
 
    private:
