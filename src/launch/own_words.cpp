@@ -24,7 +24,7 @@ std::vector<std::string> words_of(std::string_view cmdline, std::string_view exe
   }
   cmdline.remove_suffix(1);
   std::vector<std::string> words = split(cmdline, '\0');
-  const auto program = std::filesystem::path(given.front()).filename();
+  const auto program = std::filesystem::path(given.empty() ? "" : given.front()).filename();
   const bool has_program = std::ranges::any_of(words, [&](const std::string& word) {
     const auto name = std::filesystem::path(word).filename();
     return !name.empty() && (name == program || name == executable);

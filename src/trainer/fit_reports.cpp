@@ -99,19 +99,15 @@ void Fit::look_for_stop() {
 void Fit::validate() {
   const LoaderPosition before = train_.position();
   try {
-    validate_as_a_whole();
+    // What callbacks did at its start and in its batches would be done again after a resume.
+    if (callbacks_.has(Stage::validation_start | Stage::validation_batch_start | Stage::validation_batch_end)) {
+      as_a_whole([this] { validate_now(); });
+    } else {
+      validate_now();
+    }
   } catch (...) {  // the validation may have been reading from the loader of the training
     is_between_steps_ = is_between_steps_ && train_.position() == before;
     throw;
-  }
-}
-
-void Fit::validate_as_a_whole() {
-  // What callbacks did at its start and in its batches would be done again after a resume.
-  if (callbacks_.has(Stage::validation_start | Stage::validation_batch_start | Stage::validation_batch_end)) {
-    as_a_whole([this] { validate_now(); });
-  } else {
-    validate_now();
   }
 }
 

@@ -157,7 +157,6 @@ class Fit {
   void append_optimizer(Metrics& metrics) const;
   Metrics publish(Stage stage, Metrics metrics, const Metrics& logged = {});
   void validate();
-  void validate_as_a_whole();
   void validate_now();
   void act_on_anomalies(bool ends_window);
   Metrics measured();

@@ -35,6 +35,10 @@ TEST(OwnWords, AreTheGivenOnesWithoutACommandLine) {
   EXPECT_EQ(words_of("train: step 4\0\0\0\0"sv, "train", given), given);
 }
 
+TEST(OwnWords, AreFoundForAProgramThatGivesNone) {
+  EXPECT_EQ(words_of("./train\0--nprocs\0002\0"sv, "train", {}), (Words{"./train", "--nprocs", "2"}));
+}
+
 TEST(OwnWords, AreThoseOfThisProcess) {
   const Words all = testing::internal::GetArgvs();
   ASSERT_FALSE(all.empty());
