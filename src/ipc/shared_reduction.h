@@ -79,7 +79,7 @@ class SharedReduction {
     bool spins = true;  ///< false: there are more ranks than cores
   };
   static constexpr std::size_t kAlignment = 64;
-  static constexpr std::size_t kSmall = std::size_t{64} << 10;  ///< bytes; larger parts are divided into slices
+  static constexpr std::size_t kSmall = std::size_t{8} << 10;  ///< bytes; larger parts are divided into slices
 
   /// Of the shared memory.
   static std::size_t bytes_needed(int ranks, std::span<const std::size_t> parts);

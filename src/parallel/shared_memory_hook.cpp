@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,65 +37,101 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;  // elements; fewer are not worth another thread
 
-LOCKSTEP_VECTORIZED void multiply(float* to, const float* from, std::int64_t count, float factor) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] = from[i] * factor;
-  }
+using Means = std::span<std::byte* const>;
+using Parts = std::span<const std::byte* const>;
+
+/// The compiler divides it into as many registers as it needs.
+template <class Sum>
+using Vector [[gnu::vector_size(64)]] = Sum;
+
+template <class T, class Sum>
+[[gnu::always_inline]] inline Sum share_of(T value, Sum factor) noexcept {
+  return static_cast<T>(static_cast<Sum>(value) * factor);  // rounded to T, as it is for the process group
 }
 
-LOCKSTEP_VECTORIZED void multiply(double* to, const double* from, std::int64_t count, double factor) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] = from[i] * factor;
-  }
-}
-
-/// Half types are added in float, but each product is rounded to the half type, as it is for the process group.
+/// Elements from `begin` to `end`. Some of them at a time stay in registers from the first part to the last mean, so
+/// that each is read once and written once. They are read before they are written, because `means` may be the parts.
+/// Half types are added in float.
 template <class T>
-void multiply(float* to, const T* from, std::int64_t count, float factor) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] = static_cast<T>(static_cast<float>(from[i]) * factor);
-  }
-}
-
-LOCKSTEP_VECTORIZED void add(float* to, const float* from, std::int64_t count) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] += from[i];
-  }
-}
-
-LOCKSTEP_VECTORIZED void add(double* to, const double* from, std::int64_t count) noexcept {
-  for (std::int64_t i = 0; i < count; ++i) {
-    to[i] += from[i];
-  }
-}
-
-/// In blocks that stay in the first cache. They are multiplied and added in two loops, because one loop may become an
-/// instruction that rounds only once. A block is written after it was read, because `means` may be the parts.
-template <class T>
-void write_mean(std::span<std::byte* const> means, std::span<const std::byte* const> parts, std::size_t bytes) {
+[[gnu::always_inline]] inline void write_elements(Means means, Parts parts, std::int64_t begin,
+                                                  std::int64_t end) noexcept {
   using Sum = at::opmath_type<T>;
-  constexpr std::int64_t kBlock = 1024;
+  constexpr std::int64_t kLanes = sizeof(Vector<Sum>) / sizeof(Sum);
+  constexpr std::int64_t kVectors = 4;
   const auto factor = static_cast<Sum>(1.0 / static_cast<double>(parts.size()));
-  const auto count = static_cast<std::int64_t>(bytes / sizeof(T));
-  at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::array<Sum, kBlock> sum;
-    std::array<Sum, kBlock> share;
-    for (std::int64_t first = begin; first < end; first += kBlock) {
-      const std::int64_t here = std::min(kBlock, end - first);
-      const auto multiplied = [&](std::array<Sum, kBlock>& to, const std::byte* part) {
-        multiply(to.data(), reinterpret_cast<const T*>(part) + first, here, factor);
-      };
-      multiplied(sum, parts.front());
-      for (const std::byte* part : parts.subspan(1)) {
-        multiplied(share, part);
-        add(sum.data(), share.data(), here);
-      }
-      for (std::byte* mean : means) {
-        std::transform(sum.begin(), sum.begin() + here, reinterpret_cast<T*>(mean) + first,
-                       [](Sum value) { return static_cast<T>(value); });
+  const auto read = [factor](const std::byte* part, std::int64_t at, Vector<Sum>& shares)
+      __attribute__((always_inline)) {
+    const T* const from = reinterpret_cast<const T*>(part) + at;
+    if constexpr (std::is_same_v<T, Sum>) {
+      std::memcpy(&shares, from, sizeof(shares));
+      shares *= factor;
+    } else {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        shares[lane] = share_of(from[lane], factor);
       }
     }
-  });
+  };
+  const auto write = [](std::byte * mean, std::int64_t at, const Vector<Sum>& sum) __attribute__((always_inline)) {
+    T* const to = reinterpret_cast<T*>(mean) + at;
+    if constexpr (std::is_same_v<T, Sum>) {
+      std::memcpy(to, &sum, sizeof(sum));
+    } else {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        to[lane] = static_cast<T>(sum[lane]);
+      }
+    }
+  };
+  std::int64_t at = begin;
+  for (; at + kVectors * kLanes <= end; at += kVectors * kLanes) {
+    Vector<Sum> sums[kVectors]{};
+    for (std::int64_t i = 0; i < kVectors; ++i) {
+      read(parts.front(), at + i * kLanes, sums[i]);
+    }
+    for (const std::byte* part : parts.subspan(1)) {
+      for (std::int64_t i = 0; i < kVectors; ++i) {
+        Vector<Sum> shares{};
+        read(part, at + i * kLanes, shares);
+        sums[i] += shares;
+      }
+    }
+    for (std::byte* mean : means) {
+      for (std::int64_t i = 0; i < kVectors; ++i) {
+        write(mean, at + i * kLanes, sums[i]);
+      }
+    }
+  }
+  for (; at < end; ++at) {
+    const auto share = [&](const std::byte* part) { return share_of(reinterpret_cast<const T*>(part)[at], factor); };
+    Sum sum = share(parts.front());
+    for (const std::byte* part : parts.subspan(1)) {
+      sum += share(part);
+    }
+    for (std::byte* mean : means) {
+      reinterpret_cast<T*>(mean)[at] = static_cast<T>(sum);
+    }
+  }
+}
+
+LOCKSTEP_VECTORIZED void write_floats(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
+  write_elements<float>(means, parts, begin, end);
+}
+
+LOCKSTEP_VECTORIZED void write_doubles(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
+  write_elements<double>(means, parts, begin, end);
+}
+
+LOCKSTEP_VECTORIZED void write_bfloats(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
+  write_elements<c10::BFloat16>(means, parts, begin, end);
+}
+
+void write_halves(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
+  write_elements<c10::Half>(means, parts, begin, end);
+}
+
+template <class T, auto write>
+void write_mean(Means means, Parts parts, std::size_t bytes) {
+  at::parallel_for(0, static_cast<std::int64_t>(bytes / sizeof(T)), kGrain,
+                   [&](std::int64_t begin, std::int64_t end) { write(means, parts, begin, end); });
 }
 
 }  // namespace
@@ -102,13 +139,13 @@ void write_mean(std::span<std::byte* const> means, std::span<const std::byte* co
 WriteMean write_mean_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
-      return &write_mean<float>;
+      return &write_mean<float, write_floats>;
     case at::kDouble:
-      return &write_mean<double>;
+      return &write_mean<double, write_doubles>;
     case at::kHalf:
-      return &write_mean<c10::Half>;
+      return &write_mean<c10::Half, write_halves>;
     case at::kBFloat16:
-      return &write_mean<c10::BFloat16>;
+      return &write_mean<c10::BFloat16, write_bfloats>;
     default:
       throw Error(fmt::format("--backend shm: gradients of dtype {} cannot be added", c10::toString(type)),
                   "use --backend gloo");

@@ -45,8 +45,8 @@ void mean_of_floats(std::span<std::byte* const> means, std::span<const std::byte
   }
 }
 
-/// Large ones are divided into slices; 40,001 floats give slices of different sizes.
-constexpr std::array<std::size_t, 6> kSizes{1, 3, 16, 1000, 40'001, 20'000};
+/// More than 2,048 floats are divided into slices; 40,001 give slices of different sizes.
+constexpr std::array<std::size_t, 8> kSizes{1, 3, 16, 1000, 2048, 2049, 40'001, 20'000};
 
 #if defined(__SANITIZE_THREAD__)
 constexpr int kSteps = 4;  // it is slow
