@@ -28,7 +28,7 @@ void print_line(const std::string& line) {
 /// Epochs are counted from 0.
 class TutorialLines : public lockstep::Callback {
  public:
-  std::string_view name() const override { return "tutorial_lines"; }
+  std::string name() const override { return "tutorial_lines"; }
   std::uint32_t stages() const override {
     return lockstep::Stage::fit_start | lockstep::Stage::step_start | lockstep::Stage::checkpoint_saved;
   }

@@ -25,6 +25,7 @@
 
 #include "base/descriptor.h"
 #include "base/duration.h"
+#include "base/paths.h"
 #include "base/run_files.h"
 #include "base/run_pattern.h"
 #include "base/terminal.h"
@@ -34,6 +35,7 @@
 #include "launch/node_exchange.h"
 #include "launch/own_words.h"
 #include "launch/requeue.h"
+#include "plan/batch_limit.h"
 #include "plan/rank_shares.h"
 #include "rank/signals.h"
 #include "rank/terminate_handler.h"
@@ -59,13 +61,11 @@ int end_without_ranks(ExitCode code, const Plan& plan, const Identity& identity,
 // `identity`: of this node, if a launcher started this process once per node.
 int supervise(const Plan& plan, const Identity& identity, const std::vector<std::string>& argv,
               const Variables& environment) {
-  if (plan.nodes > 1 && (plan.config.dist.max_restarts > 0 || plan.config.memory.halve_batch)) {
-    throw ConfigError(
-        fmt::format("--{}: found {} nodes, but a program restarts its ranks on one node only",
-                    plan.config.memory.halve_batch ? "memory.halve_batch"
-                                                   : fmt::format("dist.max_restarts {}", plan.config.dist.max_restarts),
-                    plan.nodes),
-        fmt::format("leave it out, and let {} restart the program", identity.launcher));
+  if (plan.nodes > 1 && plan.config.dist.max_restarts > 0) {
+    throw ConfigError(fmt::format("--dist.max_restarts {}: found {} nodes, but a program restarts its ranks on one "
+                                  "node only",
+                                  plan.config.dist.max_restarts, plan.nodes),
+                      fmt::format("leave it out, and let {} restart the program", identity.launcher));
   }
   LaunchRequest request;
   request.argv = argv;
@@ -108,6 +108,7 @@ int supervise(const Plan& plan, const Identity& identity, const std::vector<std:
   // Workers plan again and may see different free memory, so they receive the chosen values.
   auto variables = environment.all();
   variables[own_variables::kDevices] = plan.config.devices.text();
+  variables[own_variables::kDirectory] = working_directory().string();
   request.environment = Variables(std::move(variables));
   request.terminal_status = probe_terminal(STDERR_FILENO, environment).interactive;
   const LaunchReport report = launch_workers(request);
@@ -130,13 +131,18 @@ EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) 
                                                  : EarlyStop::end_process;
 }
 
+// The ranks themselves read what did not fit when they know each other.
+Plan with_limit_of_this_machine(const Plan& plan) {
+  return with_kept_limit(plan, kept_batch_limit(real_file_system(), run_directory(plan.config)));
+}
+
 // Shown once per run.
 void show(const Plan& plan, const std::optional<Identity>& identity) {
   if ((identity && identity->rank != 0) || launched_by_this_program(identity)) {
     return;
   }
   if (is_logged(LogLevel::info)) {
-    write_line(describe(plan));
+    write_line(describe(with_limit_of_this_machine(plan)));
   } else {
     std::for_each(plan.warnings.begin(), plan.warnings.end(), log_warning);
   }
@@ -156,6 +162,11 @@ RanksPerNode exchange_with_other_nodes(const Identity& identity, const Plan& pla
 int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
                 const std::function<void(Session&)>& worker) {
   const Variables environment = read_environment();
+  // Where the launcher was: main may have changed the directory there, and again in the rank.
+  if (const auto directory = environment.get(own_variables::kDirectory);
+      directory && !directory->empty() && working_directory() != *directory) {
+    std::filesystem::current_path(*directory);
+  }
   const std::string program = std::filesystem::path(argv.front()).filename().string();
   if (defaults.run_name.empty()) {
     defaults.run_name = program;
@@ -179,7 +190,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   const LaunchFacts facts{.launch_name = identify_launch(environment, identity),
                           .program = program,
                           .program_values = program_values(flags),
-                          .supervised = launched_by_this_program(identity),
+                          .started_by_program = launched_by_this_program(identity),
                           .job_end = job_end(environment)};
   // At the default the level stays that which the program may have set.
   if (const LogLevel level = invocation.config.report.log_level; level != LogLevel::info) {
@@ -196,7 +207,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
                       "leave it out, or submit with sbatch");
   }
   if (invocation.dry_run) {
-    fmt::print("{}", dry_run_text(plan, identity));
+    fmt::print("{}", dry_run_text(with_limit_of_this_machine(plan), identity));
     return 0;
   }
   std::optional<SignalInbox> held;  // the launcher handles signals that arrived before its start
@@ -209,7 +220,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     identity->ranks_per_node = std::move(told.ranks);
     plan = make_plan();
   }
-  const bool restarts = plan.config.memory.halve_batch || plan.config.dist.max_restarts > 0;
+  const bool restarts = (plan.config.memory.halve_batch && plan.nodes == 1) || plan.config.dist.max_restarts > 0;
   if (starts_ranks(identity) && (plan.world_size > plan.nodes || restarts)) {
     if (!held) {
       held.emplace();  // a user who reads the table may request a stop

@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/base/variables.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
@@ -69,6 +70,11 @@ World connect_once(const Plan& plan, const Identity& identity) {
 Session begin_session(Plan plan, World world) {
   at::manual_seed(plan.config.seed);
   plan = with_run_directory(std::move(plan), world);
+  if (world.is_main()) {
+    for (const std::string& warning : plan.warnings) {
+      log_warning(with_field_names(warning));
+    }
+  }
   return Session(std::move(plan), std::move(world));
 }
 

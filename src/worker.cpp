@@ -1,6 +1,7 @@
 #include "worker.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -12,6 +13,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,6 +26,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/duration.h"
+#include "base/run_files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
@@ -38,6 +41,8 @@
 #include "ipc/progress_record.h"
 #include "launch/core_binding.h"
 #include "launch/requeue.h"
+#include "plan/batch_limit.h"
+#include "plan/batch_plan.h"
 #include "rank/channel_link.h"
 #include "rank/crash_handler.h"
 #include "rank/exit_guard.h"
@@ -80,6 +85,8 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   if (identity.store_fd >= 0) {
     listen(identity.store_fd, SOMAXCONN);  // `lockstep run` does not listen; early ranks would be rejected
   }
+  // Kernels before 6.14 name a program after the descriptor by which the launcher executed it.
+  prctl(PR_SET_NAME, program_invocation_short_name);
   auto channel = std::make_shared<Channel>(identity.control_fd);
   channel->send({.kind = Message::Kind::started});
   return channel;
@@ -164,6 +171,33 @@ void print_rank_places(Session& session) {
   log(LogLevel::debug, describe_ranks(places));
 }
 
+/// Collective. The plan with the micro-batch that fits, as far as a rank knows: machines may have their own disks. Rank
+/// 0 decides, so that all ranks have one plan.
+Plan with_known_limit(Plan plan, const RunHold& hold, World& world) {
+  const std::string kept = hold.batch_limit();
+  if (world.local_rank() == 0 && !kept.empty() && !parse_batch_limit(kept)) {
+    log_warning(
+        fmt::format("{}/{} is damaged, so the given batch_size is tried again", hold.path().string(), kBatchLimitName));
+  }
+  const LocalDevice& device = plan.local_devices.at(static_cast<std::size_t>(world.local_rank()));
+  std::vector<std::string> devices;
+  std::vector<BatchLimit> known;
+  for (const std::string& answer : world.gather(fmt::format("{}\n{}", device_with_memory(device), kept))) {
+    const auto end = answer.find('\n');
+    devices.push_back(answer.substr(0, end));
+    if (auto limit = parse_batch_limit(answer.substr(end + 1))) {
+      known.push_back(std::move(*limit));
+    }
+  }
+  const auto found = find_batch_limit(plan, known, devices);
+  const auto decided = parse_batch_limit(world.broadcast_bytes(found ? to_json(*found) : std::string()));
+  if (decided) {
+    plan = with_batch_limit(std::move(plan), decided);
+    log_info(fmt::format("batch after memory ran out: {}", plan.loader.batch.explanation));
+  }
+  return plan;
+}
+
 /// One rank from its start to its exit code.
 class RankProcess {
  public:
@@ -176,10 +210,13 @@ class RankProcess {
   Session& connect();
   /// All ranks have done their work. Returns the exit code.
   int finish(World& world);
+  /// Remembers for the next start that the micro-batch did not fit, if that is asked for and possible. Then the advice
+  /// says so, and the returned exit code asks for that start.
+  std::optional<ExitCode> halve_batch(const std::exception& error, std::string& advice);
   /// Call it while an exception is handled. Returns the exit code, or ends the process.
   int fail(const std::string& advice, std::optional<ExitCode> code = {});
 
-  const Plan& plan_;
+  Plan plan_;  // from connect() on what the ranks agreed on; the program may change that of its Session
   Identity identity_;
   const Variables& environment_;
   const TrainControl& control_;
@@ -243,10 +280,9 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
     if (environment_.has("TORCH_SHOW_CPP_STACKTRACES")) {
       write_line(std::string(frames_of(error.what())));
     }
-    const bool halves_batch =
-        plan_.config.memory.halve_batch && plan_.loader.batch.batch_size > 1 && is_out_of_memory(error);
-    return fail(out_of_memory_hint(error, plan_, identity_.local_rank),
-                halves_batch ? std::optional(ExitCode::out_of_memory) : std::nullopt);
+    std::string advice = out_of_memory_hint(error, plan_, identity_.local_rank);
+    const std::optional<ExitCode> code = halve_batch(error, advice);
+    return fail(advice, code);
   } catch (...) {
     return fail({});
   }
@@ -255,9 +291,10 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
 Session& RankProcess::connect() {
   World connected = WorldAccess::connect(
       plan_, identity_, [&](const World& world) { watch_peers(monitor_, world, plan_, identity_, environment_); });
-  Plan chosen = with_run_directory(plan_, connected);
-  session_.emplace(std::move(chosen), std::move(connected), control_, make_console(channel_, environment_));
+  plan_ = with_run_directory(plan_, connected);
+  session_.emplace(plan_, std::move(connected), control_, make_console(channel_, environment_));
   World& world = session_->world;
+  WorldAccess::control_of_run(world) = control_;
   // Several ranks may fail, and only then it is known which one is the cause.
   WorldAccess::on_what_is_left(world) = [this](const std::string& text) {
     if (channel_) {
@@ -267,9 +304,6 @@ Session& RankProcess::connect() {
     }
   };
   print_rank_places(*session_);
-  if (identity_.halvings > 0) {
-    log_info(fmt::format("batch after memory ran out: {}", plan_.loader.batch.explanation));
-  }
   monitor_.watch_nodes({.count = world.nodes(),
                         .mine = world.node(),
                         .watches_next = world.local_rank() == 0,
@@ -277,8 +311,12 @@ Session& RankProcess::connect() {
   if (world.size() > 1 && !channel_ && !plan_.threads_are_given) {
     use_bound_cores(world, plan_);
   }
-  if (plan_.config.fresh) {
-    run_hold_ = RunHold::take(session_->plan, world);  // for a loop in the program, which does not lock the directory
+  if (plan_.config.fresh || remembers_batch_limit(plan_.config)) {
+    run_hold_ = RunHold::take(plan_, world);  // for a loop in the program, which does not lock the directory
+  }
+  if (remembers_batch_limit(plan_.config)) {
+    plan_ = with_known_limit(plan_, *run_hold_, world);
+    session_->plan = plan_;
   }
   at::manual_seed(plan_.config.seed);  // the same seed on all ranks, so that they build the same module
   return *session_;
@@ -303,6 +341,28 @@ int RankProcess::finish(World& world) {
   }
   terminate_handler_.finished(code);
   return code;
+}
+
+// Before the other ranks hear of the failure: a launcher may kill this one then.
+std::optional<ExitCode> RankProcess::halve_batch(const std::exception& error, std::string& advice) {
+  const bool is_asked =
+      plan_.config.memory.halve_batch && largest_micro_batch(plan_.loader.batch, plan_.world_size) > 1;
+  if (!is_asked || !run_hold_ || !is_out_of_memory(error)) {
+    return std::nullopt;
+  }
+  try {
+    const LocalDevice& device = plan_.local_devices.at(static_cast<std::size_t>(identity_.local_rank));
+    const BatchLimit limit = batch_limit(plan_, device);
+    if (!run_hold_->keep_batch_limit(to_json(limit))) {
+      return std::nullopt;
+    }
+    advice += fmt::format("\n  each further start has smaller micro-batches: {}/{} says that {} did not fit",
+                          run_hold_->path().string(), kBatchLimitName, counted(limit.too_large, "sample"));
+    return ExitCode::out_of_memory;
+  } catch (const std::exception& problem) {
+    advice += fmt::format("\n  --memory.halve_batch could not remember it: {}", problem.what());
+    return std::nullopt;
+  }
 }
 
 // Ends one of several ranks at once: a normal exit joins threads of collectives that may never end. The other ranks are

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sends the rows of a run to Aim, into .aim of the working directory:
+"""Sends the settings and the rows of a run to Aim, into .aim of the working directory:
 
     ./train --report.command 'python3 examples/trackers/aim_rows.py'
 
@@ -16,6 +16,7 @@ run = json.loads(sys.stdin.readline())
 known = pathlib.Path(run["run_dir"], "aim_run_hash")
 active = aim.Run(run_hash=known.read_text() if known.exists() else None, experiment="first", system_tracking_interval=None)
 known.write_text(active.hash)
+active["hparams"] = run["settings"]  # and the flags of the program
 active.name = run["run_dir"]
 for line in sys.stdin:
     row = json.loads(line)

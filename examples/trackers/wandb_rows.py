@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sends the rows of a run to Weights & Biases:
+"""Sends the settings and the rows of a run to Weights & Biases:
 
     ./train --report.command 'python3 examples/trackers/wandb_rows.py'
 
@@ -14,7 +14,8 @@ import sys
 import wandb
 
 run = json.loads(sys.stdin.readline())
-wandb.init(project="first", dir=run["run_dir"], id=pathlib.Path(run["run_dir"]).name, resume="allow")
+name = pathlib.Path(run["run_dir"]).name
+wandb.init(project="first", dir=run["run_dir"], id=name, resume="allow", config=run["settings"])  # and the program's flags
 for line in sys.stdin:
     row = json.loads(line)
     wandb.log({name: float(value) for name, value in row.items() if name not in ("step", "time")}, step=row["step"])

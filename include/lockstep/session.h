@@ -15,7 +15,9 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 class Console;
 
-/// What the worker function of run() gets: the plan, the connected world, and the requests to stop and save.
+/// What the worker function of run() gets: the plan, the connected world, and the requests to stop and save. A Trainer,
+/// a strategy, a CheckpointStore, and loaders that say so keep a reference to `world`: do not move the Session
+/// meanwhile.
 class Session {
  public:
   /// One rank in this process. Seeds LibTorch's generators with config.seed, as run() does; config.fresh takes effect

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <lockstep/base/control.h>
+#include <lockstep/base/error.h>
 
 #include "base/assertion.h"
 #include "base/option_check.h"
@@ -53,6 +55,7 @@ struct TrainControl::State {
   StopKind reason_kind = StopKind::none;
   TimedStops timed;
   std::vector<Requests> fits;  // for each running fit: the program's requests to the one around it
+  std::thread::id thread;      // in which they run
 
   // A signal handler uses these; they must be lock-free.
   static_assert(std::atomic<StopKind>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -158,7 +161,12 @@ void TrainControl::begin_fit() {
   const std::lock_guard lock(state_->mutex);
   // Those from before the first fit are for it.
   Requests outer;
-  if (!state_->fits.empty()) {
+  if (state_->fits.empty()) {
+    state_->thread = std::this_thread::get_id();
+  } else if (state_->thread != std::this_thread::get_id()) {
+    throw ConfigError("a fit in another thread uses this TrainControl, so a stop would be for either of them",
+                      "give each training a TrainControl of its own: Trainer(plan, world, TrainControl())");
+  } else {
     outer = state_->take();
     outer.timed = state_->timed;
   }

@@ -107,6 +107,18 @@ Descriptor open_or_create(const Path& path, int access) {
   return existing;
 }
 
+bool is_at(const Descriptor& file, const Path& path) {
+  struct stat opened {};
+  struct stat named {};
+  if (::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0) {
+    return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  }
+  if (errno != ENOENT && errno != ESTALE) {
+    throw_io_error("inspect", path, errno);
+  }
+  return false;
+}
+
 class RealWritableFile final : public WritableFile {
  public:
   RealWritableFile(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
@@ -149,6 +161,8 @@ class RealWritableFile final : public WritableFile {
       throw_io_error("close", path_, errno);
     }
   }
+
+  bool is_in_place() const override { return is_at(file_, path_); }
 
  private:
   static constexpr std::int64_t kLarge = 16 << 20;
@@ -206,22 +220,11 @@ bool has_no_inodes(const Path& path) {
          status.f_bavail > 0;
 }
 
-bool is_at(const Descriptor& file, const Path& path) {
-  struct stat opened {};
-  struct stat named {};
-  if (::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0) {
-    return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
-  }
-  if (errno != ENOENT && errno != ESTALE) {
-    throw_io_error("inspect", path, errno);
-  }
-  return false;
-}
-
 class RealFileLock final : public FileLock {
  public:
   RealFileLock(Descriptor file, Path path) : file_(std::move(file)), path_(std::move(path)) {}
   bool is_in_place() const override { return is_at(file_, path_); }
+  void touch() noexcept override { ::futimens(file_.get(), nullptr); }
 
  private:
   Descriptor file_;

@@ -1,8 +1,10 @@
 #include "base/json.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,6 +16,8 @@
 
 namespace lockstep {
 namespace {
+
+constexpr std::string_view kHex = "hex";
 
 /// Records how far the parser has read; nlohmann's callbacks do not report it.
 struct TrackedIterator {
@@ -160,6 +164,36 @@ template std::int64_t value_as(const Json& value, std::string_view name);
 template std::vector<std::string> value_as(const Json& value, std::string_view name);
 template std::vector<bool> value_as(const Json& value, std::string_view name);
 template std::vector<std::int64_t> value_as(const Json& value, std::string_view name);
+
+Json exact_json(std::string_view text) {
+  if (is_utf8(text)) {
+    return std::string(text);
+  }
+  std::string digits;
+  for (const char byte : text) {
+    digits += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return Json::object({{std::string(kHex), digits}});
+}
+
+std::string exact_text(const Json& value, std::string_view name) {
+  if (!value.is_object()) {
+    return value_as<std::string>(value, name);
+  }
+  const std::string digits = member_as<std::string>(value, kHex);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); i += 2) {
+    unsigned byte = 0;
+    const char* const end = digits.data() + std::min(i + 2, digits.size());
+    if (const auto [last, error] = std::from_chars(digits.data() + i, end, byte, 16);
+        error != std::errc() || last != digits.data() + i + 2) {
+      throw std::runtime_error(fmt::format("found {}, expected \"{}\" to have two hexadecimal digits for each byte",
+                                           beginning(value), name));
+    }
+    text += static_cast<char>(byte);
+  }
+  return text;
+}
 
 std::string dump_json(const Json& value) {
   return writable(value).dump(-1, ' ', false, Json::error_handler_t::replace);

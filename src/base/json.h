@@ -35,7 +35,13 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
-/// One line; non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
+/// A text of the program that is read back byte by byte: a string, or {"hex": "ff00"} if it is not UTF-8.
+Json exact_json(std::string_view text);
+/// The text that exact_json() got. Throws: std::runtime_error as value_as().
+std::string exact_text(const Json& value, std::string_view name);
+
+/// One line; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"; bytes that are not UTF-8 become
+/// U+FFFD.
 std::string dump_json(const Json& value);
 std::string dump_json_pretty(const Json& value);
 

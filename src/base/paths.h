@@ -19,6 +19,12 @@ inline std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
 }
 
+/// "": it was deleted.
+inline std::filesystem::path working_directory() {
+  std::error_code error;
+  return std::filesystem::current_path(error);
+}
+
 /// Whether `path` is in `directory`, or is the directory itself. Follows links. Neither has to exist.
 inline bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
   const auto real = [](const std::filesystem::path& given) {

@@ -31,8 +31,8 @@ bool ReportFile::write(std::int64_t count, const std::function<void(WritableFile
   try {
     if (file_ == nullptr) {
       open();
-    } else if (!fs_.exists(path_)) {  // what is appended to a deleted file is lost
-      throw IoError(fmt::format("{} was deleted", path_.string()));
+    } else if (!file_->is_in_place()) {  // what is appended to such a file is lost
+      throw IoError(fmt::format("{} was deleted or replaced", path_.string()));
     }
     write(*file_);
   } catch (const IoError& error) {

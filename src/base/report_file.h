@@ -29,7 +29,7 @@ class ReportFile {
   ReportFile& operator=(const ReportFile&) = delete;
 
   /// Calls `write` with the file; it writes `count` units, all or none. Returns whether they were written. A file that
-  /// somebody has deleted counts as a failure, and the next write begins it again.
+  /// somebody has deleted or replaced counts as a failure, and the next write opens what is there then.
   bool write(std::int64_t count, const std::function<void(WritableFile& file)>& write);
   /// Opens the file that has replaced this one. Only inside of `write`. Throws: IoError.
   WritableFile& reopen();

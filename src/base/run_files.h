@@ -4,6 +4,7 @@
 namespace lockstep {
 
 inline constexpr const char* kRunRecordName = "run.json";
+inline constexpr const char* kBatchLimitName = "batch_limit.json";
 inline constexpr const char* kSettingsName = "config.toml";
 inline constexpr const char* kEventsName = "events.jsonl";
 inline constexpr const char* kMetricLinesName = "metrics.jsonl";

@@ -269,6 +269,16 @@ std::string five_digits(double value) {
   return word ? std::string(*word) : fmt::format("{:.5g}", value);
 }
 
+// A whole number has all its digits: the epoch 1234567 is not 1.23457e+06.
+std::string short_number(double value) {
+  constexpr double kMost = 1e15;
+  if (const auto word = special_word(value)) {
+    return std::string(*word);
+  }
+  return std::abs(value) < kMost && value == std::floor(value) ? fmt::format("{:.0f}", value)
+                                                               : fmt::format("{:.6g}", value);
+}
+
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 3.6e9) {
     return "--:--";
@@ -385,6 +395,17 @@ std::size_t frames_begin(std::string_view what) noexcept {
 std::string_view without_frames(std::string_view what) noexcept { return trim(what.substr(0, frames_begin(what))); }
 
 std::string_view frames_of(std::string_view what) noexcept { return what.substr(frames_begin(what)); }
+
+bool is_utf8(std::string_view text) noexcept {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t size = character_size(text, i);
+    if (size == 0) {
+      return false;
+    }
+    i += size;
+  }
+  return true;
+}
 
 std::string printable(std::string_view text) {
   constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD

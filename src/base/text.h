@@ -29,6 +29,7 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) noexcept;
 std::string human_bytes(std::int64_t bytes);                 ///< "4.7 GiB"
 std::string with_commas(double value);                       ///< "12,346", rounded; not negative
 std::string five_digits(double value);                       ///< "2.1235", "1.6e-05", "NaN", "Infinity"
+std::string short_number(double value);                      ///< "0.333333", "1234567", "1.5e-05", "NaN", "Infinity"
 std::string human_duration(double seconds);                  ///< "1:02:03", "00:12"
 std::string in_seconds(std::chrono::duration<double> time);  ///< "1.5 s"
 /// "1 rank", "2 ranks", "2 micro-batches".
@@ -72,6 +73,7 @@ std::string type_name(const std::type_info& type);  ///< "std::runtime_error"
 /// LibTorch's exceptions append C++ stack frames to the message: the message, and the frames ("": none).
 std::string_view without_frames(std::string_view what) noexcept;
 std::string_view frames_of(std::string_view what) noexcept;
+bool is_utf8(std::string_view text) noexcept;
 /// Removes escape sequences and control characters except tab; bytes that are not UTF-8 become U+FFFD.
 std::string printable(std::string_view text);
 

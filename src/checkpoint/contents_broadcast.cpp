@@ -20,30 +20,37 @@ namespace {
 
 /// What the other ranks need before the tensors are sent: names, dtypes and shapes.
 std::string describe(const StoredContents& saved) {
+  Json values = Json::array();
+  for (const auto& [name, value] : saved.contents.values) {
+    values.push_back(Json::array({exact_json(name), exact_json(value)}));
+  }
   Json files = Json::object();
   for (const auto& [file, tensors] : saved.contents.tensors) {
     Json& list = files[file] = Json::array();
     for (const auto& [name, tensor] : tensors) {
-      list.push_back({{"name", name}, {"dtype", saved_dtype(tensor, file, name)}, {"shape", tensor.sizes().vec()}});
+      list.push_back(
+          {{"name", exact_json(name)}, {"dtype", saved_dtype(tensor, file, name)}, {"shape", tensor.sizes().vec()}});
     }
   }
   Json sizes = Json::array();
   for (const std::string& bytes : saved.per_rank) {
     sizes.push_back(bytes.size());
   }
-  return dump_json({{"values", saved.contents.values}, {"files", files}, {"per_rank", sizes}});
+  return dump_json({{"values", values}, {"files", files}, {"per_rank", sizes}});
 }
 
 StoredContents from_description(std::string_view text) {
   const Json json = parse_json(text);
   StoredContents saved;
-  saved.contents.values = json.at("values").get<std::map<std::string, std::string>>();
+  for (const Json& entry : json.at("values")) {
+    saved.contents.values.emplace(exact_text(entry.at(0), "name"), exact_text(entry.at(1), "value"));
+  }
   for (const auto& [file, list] : json.at("files").items()) {
     NamedTensors& tensors = saved.contents.tensors[file];
     for (const Json& entry : list) {
       const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
       const auto dtype = dtype_of(entry.at("dtype").get<std::string>());
-      tensors.emplace_back(entry.at("name").get<std::string>(), at::empty(shape, *dtype));
+      tensors.emplace_back(exact_text(entry.at("name"), "name"), at::empty(shape, *dtype));
     }
   }
   for (const Json& size : json.at("per_rank")) {

@@ -54,8 +54,12 @@ std::string state_text(std::int64_t step, std::size_t world_size, const std::map
     state[std::string(name)] = value;
   }
   for (const auto& [name, value] : values) {
+    if (!is_utf8(name)) {
+      throw CheckpointError(fmt::format("{}: the name '{}' of a value is not UTF-8 text", kStateName, printable(name)),
+                            "give each value in CheckpointContents::values a name in UTF-8");
+    }
     if (!state.contains(name)) {
-      state[name] = value;
+      state[name] = exact_json(value);
     }
   }
   return dump_json_pretty(state) + "\n";
@@ -71,8 +75,8 @@ std::map<std::string, std::string> parse_state(std::string_view text) {
   for (const auto& [name, value] : json.items()) {
     if (value.is_number_integer()) {
       values.emplace(name, std::to_string(value.get<std::int64_t>()));
-    } else if (value.is_string()) {
-      values.emplace(name, value.get<std::string>());
+    } else if (value.is_string() || value.is_object()) {
+      values.emplace(name, exact_text(value, name));
     } else {
       throw std::runtime_error(fmt::format("\"{}\" is neither a string nor a whole number", name));
     }

@@ -23,6 +23,8 @@ namespace {
 
 using std::filesystem::path;
 
+constexpr const char* kLockName = ".lock";
+
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);
   // The directory of the run must be as durable as the checkpoints in it.
@@ -30,7 +32,7 @@ std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) 
   fs.sync_directory(run);
   fs.sync_directory(run.parent_path());
   std::string owner;
-  auto lock = fs.try_lock(directory / ".lock", pid_on_host(), owner);
+  auto lock = fs.try_lock(directory / kLockName, pid_on_host(), owner);
   if (lock == nullptr) {
     const bool is_own = owner == pid_on_host();
     throw CheckpointError(fmt::format("checkpoints in {}: locked by {}{}", directory.string(), printable(owner),
@@ -109,6 +111,9 @@ void KeptCheckpoints::abandon_after(std::int64_t step) {
   if (known_whole_ > step) {
     known_whole_.reset();
   }
+  if (const auto left = directory_.steps(); std::binary_search(left.begin(), left.end(), step)) {
+    link(step, peek_values(directory_, step));
+  }
 }
 
 std::vector<std::int64_t> KeptCheckpoints::by_score() const {
@@ -141,10 +146,16 @@ void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& content
     removing_.get();  // the space of the old ones counts as free, and no more than one save's are on the disk
   }
   if (!lock_->is_in_place()) {
+    if (fs_.exists(path_) && !fs_.exists(path_ / kLockName)) {
+      throw CheckpointError(
+          fmt::format("checkpoints in {}: its file {} was removed during the run", path_.string(), kLockName),
+          "start again; let no program remove files of a run that is training");
+    }
     throw CheckpointError(
         fmt::format("checkpoints in {}: the directory was renamed or removed during the run", path_.string()),
         "leave the directory of a run alone until it ends; start again, with --run_dir if it has another name now");
   }
+  lock_->touch();
   const std::int64_t bytes = byte_size(contents);
   if (!config_.keep_all) {
     directory_.make_room(

@@ -31,7 +31,7 @@ class KeptCheckpoints {
   void open();
   /// The checkpoint is durable on return. Then removes old ones, in a thread, and makes the links.
   void write(std::int64_t step, const CheckpointContents& contents, const std::vector<std::string>& per_rank);
-  /// Renames the checkpoints after `step`.
+  /// Renames the checkpoints after `step`, and makes the links.
   void abandon_after(std::int64_t step);
   void found_whole(std::int64_t step) { known_whole_ = step; }
   /// The next save renames it.

@@ -11,6 +11,7 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "base/run_files.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
 #include "checkpoint/init_weights.h"
@@ -68,20 +69,20 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
     return held;
   }
   const bool writes = world.is_main() || (config.checkpoint.per_node && world.local_rank() == 0);
-  std::shared_ptr<RunHold> hold(new RunHold(directory, writes));
+  std::shared_ptr<RunHold> hold(new RunHold(directory, WorldAccess::start_directory(world), writes));
   if (!changes_directory(config)) {
     return hold;
   }
   const RunRequest request{.fresh = config.fresh, .program = plan.facts.program, .launch = plan.facts.launch_name};
   const auto answers = run_on(world, "taking the run directory", writes, [&] {
-    hold->held_ = std::make_unique<RunDirectory>(real_file_system(), directory, request.launch);
+    hold->held_ = std::make_unique<RunDirectory>(real_file_system(), hold->path_, request.launch);
     return encode(hold->held_->found());
   });
   // Rank 0 decides for all, because launchers may set different values on different ranks.
   const Json decided = parse_json(run_on_main(world, "choosing the run", [&] {
     const RunDecision decision = decide_run(request, decode(answers));
     if (decision.set_aside && !config.init_weights.empty()) {
-      check_init_weights(config.init_weights, directory);
+      check_init_weights(config.init_weights, hold->path_);
     }
     return dump_json(Json{{"record", to_json(decision.record)}, {"trained_before", decision.trained_before}});
   }));
@@ -110,6 +111,9 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
     }
     return std::string();
   });
+  if (request.fresh && !hold->trained_before_) {
+    drop_batch_limit(real_file_system(), hold->path_);  // of a machine whose directory was not renamed
+  }
   if (shared.expired()) {
     shared = hold;
   }
@@ -117,6 +121,17 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
 }
 
 std::string RunHold::launch() const { return fmt::format("{}/{}", record_.id, record_.launches); }
+
+std::string RunHold::batch_limit() const { return kept_batch_limit(real_file_system(), path_); }
+
+bool RunHold::keep_batch_limit(std::string_view json) const {
+  if (record_.id.empty()) {
+    return false;
+  }
+  real_file_system().create_directories(path_);
+  write_file(real_file_system(), path_ / kBatchLimitName, json);
+  return true;
+}
 
 bool RunHold::trained_before() { return std::exchange(trained_before_, true); }
 

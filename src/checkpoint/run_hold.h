@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <torch/nn/module.h>
 
@@ -23,7 +24,7 @@ class RunHold {
   /// in use or belongs to another program's run; IoError.
   static std::shared_ptr<RunHold> take(const Plan& plan, World& world);
 
-  /// The run directory, absolute: the program may change its working directory while files are written.
+  /// The run directory, absolute: the program may change its working directory.
   const std::filesystem::path& path() const noexcept { return path_; }
   /// path() if this rank writes there, else empty.
   std::filesystem::path written_directory() const { return held_ == nullptr ? std::filesystem::path() : path_; }
@@ -35,13 +36,19 @@ class RunHold {
   /// True if this launch has trained here before: in an earlier attempt, or earlier in this process.
   bool trained_before();
 
+  /// What is kept of a micro-batch that did not fit (plan/batch_limit.h), as this machine has it; "": nothing.
+  std::string batch_limit() const;
+  /// Keeps it. Any rank may call it, also on a machine without the run directory, which this creates. False: the plan
+  /// writes no files. Throws: IoError.
+  bool keep_batch_limit(std::string_view json) const;
+
   /// Collective. Records the parameters of `module` at the first training of the run. Throws: CheckpointError (exit 65)
   /// if the run has trained another model, unless `allow_change`.
   void claim_model(const torch::nn::Module& module, bool allow_change, World& world);
 
  private:
-  RunHold(std::string directory, bool writes)
-      : directory_(std::move(directory)), path_(std::filesystem::absolute(directory_)), writes_(writes) {}
+  RunHold(std::string directory, const std::filesystem::path& start, bool writes)
+      : directory_(std::move(directory)), path_(start / directory_), writes_(writes) {}
 
   std::string directory_;  // as the user wrote it
   std::filesystem::path path_;

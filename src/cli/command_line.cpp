@@ -120,6 +120,9 @@ class Reader {
       }
     } else {
       refuse(token.written + ": expected a value", fmt::format("use --{} {}", flag.name, flag.value));
+      if (value != nullptr && !token.attached) {
+        tokens.take();  // an empty word
+      }
     }
   }
 

@@ -24,7 +24,8 @@ namespace {
 
 constexpr FlagRow kFlags[] = {
     {"check", "FILE",
-     "print all problems of a .toml or .json file, with their lines; those that depend on the program's defaults only "
+     "print all problems of a .toml file, with their lines, or of a .json file; those that depend on the program's "
+     "defaults only "
      "the program finds"},
     {"migrate", "FILE",
      "give settings of earlier versions and of other systems their names of today in a .toml file, print each change, "

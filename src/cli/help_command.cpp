@@ -21,7 +21,11 @@ std::string overview(int width) {
 
 int help(const CommandLine& line, const Variables& variables) {
   const int width = probe_terminal(STDOUT_FILENO, variables).width;
-  const bool is_converter = !line.arguments.empty() && line.arguments[0] == "lockstep-convert";
+  const std::string name = line.arguments.empty() ? "lockstep" : line.arguments[0];
+  const bool is_converter = name == "lockstep-convert";
+  if (line.has("man") && !is_converter && name != "lockstep") {
+    find_command(name);  // its page is that of all commands
+  }
   fmt::print("{}", line.has("man")          ? is_converter ? converter_manual_page() : manual_page()
                             : line.arguments.empty() ? overview(width)
                                             : help_of(find_command(line.arguments[0]), width));

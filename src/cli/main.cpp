@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <string>
 #include <system_error>
@@ -54,6 +55,10 @@ int main(int argc, char** argv) {
                                    error.code().value());
     lockstep::write_line(lockstep::error_text(output));
     return static_cast<int>(lockstep::exit_code_of(output));
+  } catch (const std::bad_alloc&) {
+    const lockstep::Error failure("out of memory", "close other programs, or raise the limit (ulimit -v)");
+    lockstep::write_line(lockstep::error_text(failure));
+    return static_cast<int>(lockstep::exit_code_of(failure));
   } catch (const std::exception& error) {
     lockstep::write_line(lockstep::error_text(error));
     return static_cast<int>(lockstep::exit_code_of(error));

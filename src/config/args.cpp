@@ -55,7 +55,7 @@ class Parser {
         positional_fields_(FlagsAccess::positional_fields(flags)),
         positionals_(FlagsAccess::positionals(flags)),
         of_tool_(FlagsAccess::of_tool(flags)),
-        arguments_(parse_arguments(args, options())) {
+        arguments_(parse_arguments(args, options(), !positional_fields_.empty() || !positionals_.empty())) {
     result_.config = defaults;
     const auto values = config_values(defaults);
     const auto plain = config_values(TrainConfig());
@@ -129,7 +129,7 @@ class Parser {
   /// The form of the setting with which the problem begins.
   SettingForm form_of(const Problem& problem) const {
     if (config_file_ && problem.what.starts_with(*config_file_ + ":")) {
-      return config_file_->ends_with("json") ? SettingForm::json : SettingForm::toml;
+      return to_lower(*config_file_).ends_with("json") ? SettingForm::json : SettingForm::toml;
     }
     return problem.what.starts_with(kSettingVariables) ? SettingForm::variable : SettingForm::flag;
   }
@@ -207,7 +207,9 @@ class Parser {
 
   void apply_options() {
     for (const Assignment& given : arguments_.assignments) {
-      if (given.name == "config") {
+      if (given.text.empty() && (given.name == "config" || given.name == "hardware")) {
+        refuse(fmt::format("{}\"\": expected a file", given.label), fmt::format("leave --{} out", given.name));
+      } else if (given.name == "config") {
         config_file_ = given.text;
       } else if (given.name == "hardware") {
         result_.hardware_file = given.text;
@@ -325,12 +327,6 @@ class Parser {
   }
 
   void apply_flags() {
-    for (const Assignment& given : arguments_.assignments) {
-      const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
-      const Source source{given.label, "flag"};
-      set_field(given.name, source, parse);
-      set_program_value(given.name, source, parse);
-    }
     const std::vector<std::string>& words = arguments_.words;
     const std::size_t fields = positional_fields_.size();
     for (std::size_t i = 0; i < words.size(); ++i) {
@@ -351,6 +347,13 @@ class Parser {
                is_command_of_lightning(words[i]) ? "leave it out: the program decides what it does"
                                                  : at_most(fields + positionals_.size()));
       }
+    }
+    // Last, because a flag counts more than an argument without a name.
+    for (const Assignment& given : arguments_.assignments) {
+      const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, given.text, value); };
+      const Source source{given.label, "flag"};
+      set_field(given.name, source, parse);
+      set_program_value(given.name, source, parse);
     }
   }
 

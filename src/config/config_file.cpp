@@ -15,6 +15,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kLargestFile = 1 << 20;
+constexpr int kDeepest = 64;  // files of other systems, whose settings are named
 
 std::optional<std::vector<int>> int_list(const Json& array) {
   std::vector<int> list;
@@ -60,7 +61,7 @@ FileValue to_file_value(const Json& value) {
 std::vector<FileSetting> parse_config_json(std::string_view text, const std::string& label) {
   Json root;
   try {
-    root = parse_json(text);
+    root = parse_json(text, kDeepest);
   } catch (const std::runtime_error& error) {
     throw ConfigError(fmt::format("{}: {}", label, error.what()), "correct the file; it must be JSON");
   }

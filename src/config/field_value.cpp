@@ -209,6 +209,9 @@ Refusal from_file(const FieldInfo& info, const FileValue& value, double& out) {
   if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_duration(info)) {
     return from_text(info, *text, out);
   }
+  if (is_duration(info) && std::holds_alternative<UnusableValue>(value)) {
+    return expected_real(info, "write a time in quotes");
+  }
   return expected_real(info, quotes_hint<double>(info, value));
 }
 

@@ -242,7 +242,7 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0},
         c.min_steps);
   visit(Info{.name = "fast_dev_run",
-             .help = "try the program: so many steps of training and validation, no files; 0: off",
+             .help = "try the program: so many steps of training, validation, test and prediction, no files; 0: off",
              .minimum = 0,
              .maximum = 1e6},
         c.fast_dev_run);
@@ -463,6 +463,16 @@ void visit_fields(Config& c, Visit&& visit) {
              .minimum = 0},
         c.validate.sanity_steps);
 
+  visit(Info{.name = "test.max_batches",
+             .help = "steps of the data of Trainer::test, or a part of them such as 10%; 0: all",
+             .minimum = 0},
+        c.test.max_batches);
+
+  visit(Info{.name = "predict.max_batches",
+             .help = "steps of the data of Trainer::predict, or a part of them such as 10%; 0: all",
+             .minimum = 0},
+        c.predict.max_batches);
+
   visit(Info{.name = "checkpoint.enabled", .help = "write checkpoints"}, c.checkpoint.enabled);
   visit(
       Info{.name = "checkpoint.every_epochs", .help = "save after this many epochs; 0: never by epochs", .minimum = 0},
@@ -595,12 +605,11 @@ void visit_fields(Config& c, Visit&& visit) {
                      "(allocator of glibc); the steps need it again",
              .ranks_agree = false},
         c.memory.keep_freed);
-  visit(
-      Info{.name = "memory.halve_batch",
-           .help = "if a rank runs out of memory, all start again with half the batch_size and more accumulation, from "
-                   "the newest checkpoint; global_batch_size stays; on one machine, if the program or lockstep run "
-                   "starts the ranks"},
-      c.memory.halve_batch);
+  visit(Info{.name = "memory.halve_batch",
+             .help = "if a rank runs out of memory, each later start of the run takes half the batch_size and more "
+                     "accumulation; global_batch_size stays; a program that starts its ranks, and lockstep run, start "
+                     "again at once on one machine"},
+        c.memory.halve_batch);
   visit(Info{.name = "memory.channels_last",
              .help = "store 4-dimensional parameters and inputs with the channels last (NHWC), which convolutions in "
                      "half precision need to be fast"},

@@ -94,7 +94,7 @@ class PhaseParser {
                   .length = length_,
                   .until = until_,
                   .lengths = values_.all()};
-    for (const std::string_view divisor : {"every", "up", "down", "timescale"}) {
+    for (const std::string_view divisor : kDivisors) {
       if (values_.has(divisor)) {
         phase.divisors.push_back(values_.length(divisor));
       }
@@ -108,6 +108,8 @@ class PhaseParser {
   }
 
  private:
+  static constexpr std::string_view kDivisors[] = {"every", "up", "down", "timescale"};
+
   void refuse(std::string_view what, std::string hint) {
     problems_.push_back({prefix_ + printable(what), std::move(hint)});
   }
@@ -220,6 +222,12 @@ class PhaseParser {
       } else if (!setting.optional && std::ranges::find(seen_, setting.name) == seen_.end()) {
         refuse(fmt::format("the setting {} is missing", setting.name),
                setting.type == CurveSetting::Type::number ? std::string() : std::string(kLengthHint));
+      }
+    }
+    for (const std::string_view divisor : kDivisors) {
+      if (values_.has(divisor) && values_.length(divisor).unit == ScheduleLength::Unit::steps &&
+          values_.length(divisor).value < 1) {
+        refuse(fmt::format("{} is shorter than one step", divisor), "make it longer");
       }
     }
     const auto is_written = [&](std::string_view name) { return std::ranges::find(seen_, name) != seen_.end(); };

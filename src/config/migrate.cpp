@@ -1,6 +1,7 @@
 #include "config/migrate.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -97,7 +98,10 @@ class Document {
   static bool is_header(const std::string& line) { return trim(line).starts_with('['); }
 
   static void move_to_section(std::vector<std::string>& lines, const FileSetting& setting, const std::string& section) {
-    const auto first = lines.begin() + static_cast<std::ptrdiff_t>(setting.first_line - 1);
+    auto first = lines.begin() + static_cast<std::ptrdiff_t>(setting.first_line - 1);
+    while (first != lines.begin() && trim(*std::prev(first)).starts_with('#')) {
+      --first;  // what a comment says of the setting
+    }
     const auto last = lines.begin() + static_cast<std::ptrdiff_t>(setting.last_line);
     const std::vector<std::string> moved(first, last);
     lines.erase(first, last);

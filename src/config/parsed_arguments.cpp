@@ -21,8 +21,8 @@ bool is_bool_word(std::string_view text) {
 
 class ArgumentReader {
  public:
-  ArgumentReader(std::span<const std::string> args, std::vector<Option> options)
-      : tokens_(args), options_(std::move(options)) {}
+  ArgumentReader(std::span<const std::string> args, std::vector<Option> options, bool takes_words)
+      : tokens_(args), options_(std::move(options)), takes_words_(takes_words) {}
 
   ParsedArguments read() {
     while (!tokens_.rest().empty()) {
@@ -73,6 +73,10 @@ class ArgumentReader {
       if (next != nullptr) {
         result_.switches_before[result_.words.size()] = flag.written;
       }
+    } else if (option.is_bool && takes_words_ && (*next == "0" || *next == "1")) {
+      refuse(fmt::format("{}: {} may be its value or a positional argument", flag.with(*next), *next),
+             fmt::format("write {}={} if it is the value, else the positional arguments first", flag.written, *next));
+      tokens_.take();
     } else if (next != nullptr) {
       result_.assignments.push_back({flag.name, *next, flag.with(*next)});
       tokens_.take();
@@ -96,13 +100,14 @@ class ArgumentReader {
 
   CommandTokens tokens_;
   std::vector<Option> options_;
+  bool takes_words_;
   ParsedArguments result_{};
 };
 
 }  // namespace
 
-ParsedArguments parse_arguments(std::span<const std::string> args, std::vector<Option> options) {
-  return ArgumentReader(args, std::move(options)).read();
+ParsedArguments parse_arguments(std::span<const std::string> args, std::vector<Option> options, bool takes_words) {
+  return ArgumentReader(args, std::move(options), takes_words).read();
 }
 
 }  // namespace lockstep

@@ -33,6 +33,7 @@ struct ParsedArguments {
   std::vector<Problem> problems{};
 };
 
-ParsedArguments parse_arguments(std::span<const std::string> args, std::vector<Option> options);
+/// `takes_words`: there are positional arguments, so that a number after a switch may be one of them.
+ParsedArguments parse_arguments(std::span<const std::string> args, std::vector<Option> options, bool takes_words);
 
 }  // namespace lockstep

@@ -164,6 +164,10 @@ std::string hint_for_value(std::string_view value) {
   if (value.find_first_of("=,\"'[]{}") != std::string_view::npos) {
     return std::string(kBeToml);
   }
+  if (const auto digits = value.find_first_not_of("+-");
+      digits <= 1 && value.find_first_not_of("0123456789", digits) == std::string_view::npos && value[digits] != '0') {
+    return "write a number that fits into 64 bits";
+  }
   if (parse_double(value)) {  // such as .5, 5. and 007
     return fmt::format("write {}, with digits on both sides of the point and no zero in front of others",
                        five_digits(*parse_double(value)));

@@ -42,7 +42,7 @@ Batch BadSamples::load(const Dataset& data, std::span<const std::int64_t> ids, c
       check_finite(batch, ids);
     }
     return batch;
-  } catch (const IoError& error) {  // a fit takes it for a save that failed
+  } catch (const IoError& error) {  // of the data, not of a checkpoint
     throw DataError(error.what(), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;
@@ -80,10 +80,12 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     // To find the bad ones, load each sample alone. If all of them load, the samples are not the cause.
     std::vector<std::int64_t> good(ids.begin(), ids.end());
     std::vector<std::int64_t> replaced;
+    std::vector<std::int64_t> bad_ids;
     for (std::size_t row = 0; row < good.size(); ++row) {
       good[row] = neighbour(data, ids[row], seed);
       if (good[row] != ids[row]) {
         replaced.push_back(static_cast<std::int64_t>(row));
+        bad_ids.push_back(ids[row]);
       }
     }
     if (replaced.empty()) {
@@ -91,6 +93,7 @@ Batch BadSamples::get(const Dataset& data, std::span<const std::int64_t> ids, co
     }
     Batch batch = load(data, good, seed);
     batch.replaced = std::move(replaced);
+    batch.bad_ids = std::move(bad_ids);
     if (batch.ids.empty()) {
       batch.ids = std::move(good);
     }

@@ -19,9 +19,9 @@ class BadSamples {
   /// Replaces up to `max_bad_samples` distinct samples.
   explicit BadSamples(const DataConfig& config) : most_(config.max_bad_samples), check_finite_(config.check_finite) {}
 
-  /// As Dataset::get(); sets `ids` and `replaced` of the batch if a sample was replaced. Throws: the exception of the
-  /// data set (as a DataError naming the samples, unless it is an Error), or a DataError about NaN or infinity, once
-  /// there are more bad samples than allowed.
+  /// As Dataset::get(); sets `ids`, `replaced` and `bad_ids` of the batch if a sample was replaced. Throws: the
+  /// exception of the data set (as a DataError naming the samples, unless it is an Error), or a DataError about NaN or
+  /// infinity, once there are more bad samples than allowed.
   Batch get(const Dataset& data, std::span<const std::int64_t> ids, const SampleSeed& seed);
 
  private:

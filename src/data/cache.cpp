@@ -171,7 +171,7 @@ void make_files(const Dataset& data, const fs::path& directory, int workers) {
     column->sync();
     column->close();
   }
-  write_file(files, directory / kComplete, dump_json({{"data", data.fingerprint()}, {"columns", names}}));
+  write_file(files, directory / kComplete, dump_json({{"data", exact_json(data.fingerprint())}, {"columns", names}}));
 }
 
 /// After a failure, such as a full disk.
@@ -187,14 +187,14 @@ void remove_columns(const fs::path& directory) {
 }
 
 /// nullptr: the cache is missing, incomplete, or of other data.
-std::shared_ptr<const Dataset> open_files(const Dataset& data, const fs::path& directory) {
+std::shared_ptr<Dataset> open_files(const Dataset& data, const fs::path& directory) {
   FileSystem& files = real_file_system();
   if (!files.exists(directory / kComplete)) {
     return nullptr;
   }
   try {
     const Json json = parse_json(read_file(files, directory / kComplete));
-    if (member_as<std::string>(json, "data") != data.fingerprint()) {
+    if (exact_text(member(json, "data"), "data") != data.fingerprint()) {
       log_info(fmt::format("the cache in {} belongs to other data and is written again", directory.string()));
       return nullptr;
     }
@@ -233,7 +233,7 @@ std::unique_ptr<FileLock> lock_files(const fs::path& directory) {
 
 }  // namespace
 
-std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
+std::shared_ptr<Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes) {
   require_data("cache", data);
   const c10::NoGradGuard no_grad;
   const NamedTensors first = first_sample(*data);
@@ -244,7 +244,7 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
   if (bytes > most_bytes) {
     log_warning(fmt::format("not cached in memory: {} samples need {}, the limit is {}", data->size(),
                             human_bytes(bytes), human_bytes(most_bytes)));
-    return data;
+    return std::const_pointer_cast<Dataset>(data);  // which has no function that changes it
   }
   NamedTensors columns;
   for (const auto& [name, tensor] : first) {
@@ -261,10 +261,9 @@ std::shared_ptr<const Dataset> memory_cache(std::shared_ptr<const Dataset> data,
   return std::make_shared<Cached>(std::move(columns), data->size(), data->fingerprint());
 }
 
-std::shared_ptr<const Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory,
-                                          World& world) {
+std::shared_ptr<Dataset> disk_cache(std::shared_ptr<const Dataset> data, const fs::path& directory, World& world) {
   require_data("cache", data);
-  std::shared_ptr<const Dataset> cached;
+  std::shared_ptr<Dataset> cached;
   // One rank after another: the second finds the cache of the first, or is on another machine.
   world.one_by_one("the cache of the data", [&] {
     const c10::NoGradGuard no_grad;

@@ -22,7 +22,7 @@ namespace {
 Json to_json(const std::vector<LoaderPosition>& positions) {
   Json json = Json::array();
   for (const LoaderPosition& at : positions) {
-    json.push_back(Json::array({at.epoch, at.consumed, at.dataset_size, at.global_batch, at.state}));
+    json.push_back(Json::array({at.epoch, at.consumed, at.dataset_size, at.global_batch, exact_json(at.state)}));
   }
   return json;
 }
@@ -35,7 +35,7 @@ LoaderPosition position_of(const Json& json) {
           .consumed = value_as<std::int64_t>(json[1], "consumed"),
           .dataset_size = value_as<std::int64_t>(json[2], "dataset_size"),
           .global_batch = value_as<std::int64_t>(json[3], "global_batch"),
-          .state = value_as<std::string>(json[4], "state")};
+          .state = exact_text(json[4], "state")};
 }
 
 /// What the text of a position has.

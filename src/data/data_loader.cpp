@@ -40,7 +40,7 @@ void check_given(const std::shared_ptr<const Dataset>& data) {
 }
 
 void check_same_data(const std::string& data, World& world) {
-  if (const auto difference = find_disagreement(world.gather(data))) {
+  if (const auto difference = find_disagreement(data, world)) {
     throw_disagreement(*difference, world, "has other data:",
                        "give every rank the same files; the loader divides the samples among the ranks");
   }

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/replay_buffer.h>
@@ -120,6 +121,7 @@ ReplayBuffer::ReplayBuffer(std::int64_t capacity, const LoaderPlan& plan, const 
 ReplayBuffer::~ReplayBuffer() = default;
 
 void ReplayBuffer::add(const Batch& transitions) {
+  const c10::InferenceMode not_for_inference(false);  // a later add() elsewhere writes into this memory
   const c10::NoGradGuard no_grad;
   const NamedTensors columns = columns_of(transitions);
   const std::int64_t count = rows_of(transitions, columns);

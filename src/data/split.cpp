@@ -44,7 +44,7 @@ Ids parse(const std::string& text, const std::filesystem::path& file, const Data
   Ids ids;
   try {
     const Json json = parse_json(text);
-    fingerprint = member_as<std::string>(json, "data");
+    fingerprint = exact_text(member(json, "data"), "data");
     ids = member_as<Ids>(json, "validation");
   } catch (const std::exception& error) {
     throw DataError(fmt::format("{}: {}", file.string(), error.what()), "delete the file to draw a new split");
@@ -81,7 +81,7 @@ Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::
       return;
     }
     const Ids ids = draw(data->size(), options);
-    text = dump_json({{"data", data->fingerprint()}, {"seed", options.seed}, {"validation", ids}});
+    text = dump_json({{"data", exact_json(data->fingerprint())}, {"seed", options.seed}, {"validation", ids}});
     if (file.has_parent_path()) {
       fs.create_directories(file.parent_path());
     }

@@ -116,7 +116,7 @@ void StepPlanner::take_global_batch(const LoaderPosition& position) {
                                         saved, options_.global_batch),
                             "the order of the samples depends on it: use the earlier global_batch_size");
     }
-    log_info(fmt::format("the global batch is {}; it was {} in the checkpoint", options_.global_batch, saved));
+    log_info(fmt::format("the global batch is {}; it was {} before", options_.global_batch, saved));
     return;
   }
   const std::int64_t planned = options_.global_batch;

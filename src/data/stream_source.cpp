@@ -366,7 +366,7 @@ template <class Call>
 auto StreamSource::call(const Call& of_stream) {
   try {
     return of_stream();
-  } catch (const IoError& error) {  // a fit takes it for a save that failed
+  } catch (const IoError& error) {  // of the data, not of a checkpoint
     throw DataError(fmt::format("{}: {}", place(), error.what()), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;

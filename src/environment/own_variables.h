@@ -9,17 +9,20 @@ namespace lockstep::own_variables {
 /// descendants always inherit it. A launch inside a launch adds its own mark.
 inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
 
+/// Marks processes that a rank leaves behind to finish something, if it fails: the supervisor gives them some time.
+inline constexpr const char* kMayFinish = "LOCKSTEP_MAY_FINISH";
+
 inline constexpr const char* kControlFd = "LOCKSTEP_CONTROL_FD";
 inline constexpr const char* kDevices = "LOCKSTEP_DEVICES";
-inline constexpr const char* kHalvings = "LOCKSTEP_HALVINGS";
+inline constexpr const char* kDirectory = "LOCKSTEP_DIRECTORY";
 inline constexpr const char* kProgressFd = "LOCKSTEP_PROGRESS_FD";
 inline constexpr const char* kRestart = "LOCKSTEP_RESTART";
 inline constexpr const char* kRunId = "LOCKSTEP_RUN_ID";
 inline constexpr const char* kStoreFd = "LOCKSTEP_STORE_FD";
 inline constexpr const char* kTerminalWidth = "LOCKSTEP_TERMINAL_WIDTH";
 
-/// All but the mark: children of user code must not take themselves for the rank.
-inline constexpr std::array kOnlyForTheRank{kControlFd, kDevices, kHalvings, kProgressFd,
-                                            kRestart,   kRunId,   kStoreFd,  kTerminalWidth};
+/// All but the marks: children of user code must not take themselves for the rank.
+inline constexpr std::array kOnlyForTheRank{kControlFd, kDevices, kDirectory, kProgressFd,
+                                            kRestart,   kRunId,   kStoreFd,   kTerminalWidth};
 
 }  // namespace lockstep::own_variables

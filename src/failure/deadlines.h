@@ -12,7 +12,7 @@ using std::chrono::seconds;
 // overloaded.
 //
 //     0 s    Between two steps, the rank has waited for the others to fail too (kCommonFailure).
-//            It tells its supervisor (kSend at most) or the store (kAnnounce at most).
+//            It tells its supervisor (when that reads) or the store (kAnnounce at most).
 //   0.2 s    Every other rank has looked at the store (kLook), or was told by its supervisor to end.
 //   0.5 s    A supervisor that still waits for ranks says so (kNotice).
 //   0.9 s    Rank 0, which may serve the store, has waited until the others have read why (kLinger).
@@ -31,7 +31,7 @@ inline constexpr milliseconds kFirstReport{500};       ///< somebody began to re
 inline constexpr milliseconds kAnnounce{5000};         ///< an announcement that the store does not take is given up
 inline constexpr milliseconds kAnnounceOrder{1000};    ///< the same for a rank that its supervisor has told to end
 inline constexpr milliseconds kFirstHeartbeat{30000};  ///< of a node, besides dist.heartbeat_timeout_s
-inline constexpr milliseconds kSend{1000};             ///< a full channel to the supervisor is waited for
+inline constexpr milliseconds kSend{1000};  ///< a line waits so long, once, for a full channel to the supervisor
 
 // What may read before it loses the store.
 inline constexpr milliseconds kLinger{900};          ///< rank 0, until the others have read what failed
@@ -49,6 +49,7 @@ inline constexpr seconds kMissingRanks{2};       ///< to find out which ranks ar
 // A supervisor and its ranks.
 inline constexpr milliseconds kNotice{500};  ///< most ranks have ended by themselves by then
 inline constexpr milliseconds kDying{5000};  ///< after SIGKILL; a process in a broken driver call may never end
+inline constexpr seconds kMayFinish{5};      ///< for the program of report.command, after the ranks have ended
 inline constexpr seconds kDescendants{5};    ///< to find and kill what the ranks left behind
 inline constexpr milliseconds kSecondInterrupt{1000};  ///< a second Ctrl-C after so long ends everything at once
 inline constexpr seconds kAnswer{5};            ///< after dist.init_timeout_s: rank 0 tells the others who is missing

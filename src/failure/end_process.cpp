@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <iostream>
 
 #include <signal.h>
 #include <unistd.h>
@@ -35,6 +36,11 @@ void end_process(int code, const std::function<void()>& say) noexcept {
   end_process_within(deadlines::kGoodbye, code);
   if (say) {
     say();
+  }
+  try {
+    std::cout.flush();  // has a buffer of its own after std::ios::sync_with_stdio(false)
+    std::clog.flush();
+  } catch (...) {  // the program may have asked for exceptions; the exit code says more
   }
   std::fflush(nullptr);
   _exit(code);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -40,15 +41,51 @@ std::string_view shorten(std::string_view text) noexcept {
   return text.substr(0, end);
 }
 
-/// May be dropped: only the latest status matters, and the supervisor must not wait.
-bool may_be_dropped(Message::Kind kind) noexcept {
-  return kind == Message::Kind::status || kind == Message::Kind::abort || kind == Message::Kind::dump;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kForEver = Clock::time_point::max();
+
+/// Until then a message waits for room. Only the latest status matters, and the supervisor must not wait. Without the
+/// message about the end of a rank, a finished training would be a failed one, or a failure one without a cause.
+Clock::time_point deadline_of(Message::Kind kind, bool is_stuck) noexcept {
+  switch (kind) {
+    case Message::Kind::status:
+    case Message::Kind::abort:
+    case Message::Kind::dump:
+      return Clock::time_point::min();
+    case Message::Kind::failure:
+    case Message::Kind::finished:
+      return kForEver;
+    case Message::Kind::line:
+    case Message::Kind::started:
+    case Message::Kind::left:
+      break;
+  }
+  return is_stuck ? Clock::time_point::min() : Clock::now() + deadlines::kSend;
 }
 
-bool wait_writable(int fd, std::chrono::steady_clock::time_point deadline) noexcept {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+/// False at the deadline. The end of the other process ends the wait, too.
+bool wait_writable(int fd, Clock::time_point deadline) noexcept {
+  const auto now = Clock::now();
+  if (deadline <= now) {
+    return false;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
   pollfd entry{.fd = fd, .events = POLLOUT, .revents = 0};
-  return left.count() > 0 && (poll(&entry, 1, static_cast<int>(left.count())) > 0 || errno == EINTR);
+  return poll(&entry, 1, deadline == kForEver ? -1 : static_cast<int>(left)) > 0 || errno == EINTR;
+}
+
+/// The process that sent the packet; 0: the socket was not asked for it.
+pid_t sender_of(msghdr& packet) noexcept {
+  for (const cmsghdr* part = CMSG_FIRSTHDR(&packet); part != nullptr;
+       part = CMSG_NXTHDR(&packet, const_cast<cmsghdr*>(part))) {
+    if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_CREDENTIALS) {
+      ucred sender{};
+      std::memcpy(&sender, CMSG_DATA(part), sizeof sender);
+      return sender.pid;
+    }
+  }
+  return 0;
 }
 
 /// The bytes may come from a broken process, so all fields are checked.
@@ -90,21 +127,33 @@ void Channel::send(const Message& message) const noexcept {
   msghdr packet{};
   packet.msg_iov = parts.data();
   packet.msg_iovlen = parts.size();
-  const auto deadline = std::chrono::steady_clock::now() + deadlines::kSend;
+  const std::atomic_ref<bool> is_stuck(is_stuck_);
+  const auto deadline = deadline_of(message.kind, is_stuck);
   while (sendmsg(fd(), &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     const bool full = errno == EAGAIN;
-    const bool again = full ? !may_be_dropped(message.kind) && wait_writable(fd(), deadline) : errno == EINTR;
+    const bool again = full ? wait_writable(fd(), deadline) : errno == EINTR;
     if (!again) {
+      if (deadline != Clock::time_point::min()) {
+        is_stuck = full;  // only a message that has waited knows
+      }
       return;
     }
   }
+  is_stuck = false;
 }
 
 std::optional<Message> Channel::receive() const {
   std::array<char, sizeof(Header) + kMaxText> buffer;
   while (true) {
+    iovec text{.iov_base = buffer.data(), .iov_len = buffer.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> sender;
+    msghdr packet{};
+    packet.msg_iov = &text;
+    packet.msg_iovlen = 1;
+    packet.msg_control = sender.data();
+    packet.msg_controllen = sender.size();
     // With MSG_TRUNC the full length of a packet is returned, so that parse() detects a packet that was too long.
-    const ssize_t size = recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT | MSG_TRUNC);
+    const ssize_t size = recvmsg(fd(), &packet, MSG_DONTWAIT | MSG_TRUNC);
     if (size < 0 && errno == EINTR) {
       continue;
     }
@@ -115,6 +164,7 @@ std::optional<Message> Channel::receive() const {
       continue;
     }
     if (auto message = parse({buffer.data(), static_cast<std::size_t>(size)})) {
+      message->sender = sender_of(packet);
       return message;
     }
   }
@@ -125,6 +175,8 @@ std::pair<Channel, Channel> make_channel_pair() {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
     throw LaunchError(fmt::format("control channel: {}, expected a socket pair", std::strerror(errno)));
   }
+  constexpr int kYes = 1;  // the kernel writes into each packet which process sent it
+  setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &kYes, sizeof kYes);
   return {Channel(ends[0]), Channel(ends[1])};
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include <sys/types.h>
+
 #include "base/descriptor.h"
 
 namespace lockstep {
@@ -25,10 +27,12 @@ struct Message {
   std::string text{};
   int code = 0;            ///< failure, finished
   bool secondary = false;  ///< failure: caused by another rank, which is lost or reports it itself
+  pid_t sender = 0;        ///< set by the kernel in what the supervisor receives: the process that sent it
 };
 
-/// One end of the channel. A status or an order that does not fit into the socket is dropped; other messages wait
-/// briefly.
+/// One end of the channel. A status or an order that does not fit into the socket is dropped. A failure and an
+/// announced end wait until there is room, or the other end is closed. Other messages wait briefly, and not again
+/// before there was room.
 class Channel {
  public:
   static constexpr std::size_t kMaxText = 60000;  ///< longer texts are cut
@@ -39,6 +43,7 @@ class Channel {
 
  private:
   Descriptor fd_;
+  mutable bool is_stuck_ = false;  // the last message that waited was dropped; several threads send
 };
 
 /// Connected pair: {supervisor end, worker end}; both close-on-exec.

@@ -24,6 +24,7 @@
 
 #include "base/assertion.h"
 #include "base/text.h"
+#include "failure/awake_clock.h"
 
 namespace lockstep {
 namespace {
@@ -290,6 +291,8 @@ void SharedReduction::wait_for(int rank, Counter counter, std::uint32_t value) {
     return;
   }
   const auto began = std::chrono::steady_clock::now();
+  AwakeClock awake;  // a suspended rank has waited for nobody
+  const auto deadline = awake.read(began) + options_.timeout;
   constexpr int kLooks = 32;  // between two looks at the clock
   while (options_.spins && std::chrono::steady_clock::now() - began < kSpinTime) {
     for (int look = 0; look < kLooks; ++look) {
@@ -308,7 +311,8 @@ void SharedReduction::wait_for(int rank, Counter counter, std::uint32_t value) {
     }
     theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     // A rank may end after it did what is waited for, so that is looked at last.
-    if (const std::string failure = find_failure(rank, began + options_.timeout); has_come()) {
+    const bool is_late = awake.read(std::chrono::steady_clock::now()) >= deadline;
+    if (const std::string failure = find_failure(rank, is_late); has_come()) {
       return;
     } else if (!failure.empty()) {
       throw SharedReductionFailed(failure);
@@ -316,7 +320,7 @@ void SharedReduction::wait_for(int rank, Counter counter, std::uint32_t value) {
   }
 }
 
-std::string SharedReduction::find_failure(int rank, std::chrono::steady_clock::time_point deadline) const {
+std::string SharedReduction::find_failure(int rank, bool is_late) const {
   const auto index = static_cast<std::size_t>(rank);
   pollfd process{.fd = processes_[index].get(), .events = POLLIN, .revents = 0};
   if (process.fd >= 0 && ::poll(&process, 1, 0) > 0) {
@@ -325,7 +329,7 @@ std::string SharedReduction::find_failure(int rank, std::chrono::steady_clock::t
   if (counters(rank).left.load(std::memory_order_acquire) != 0) {
     return fmt::format("rank {} takes part no more", rank);
   }
-  if (std::chrono::steady_clock::now() >= deadline) {
+  if (is_late) {
     return fmt::format("timed out after {} ms of waiting for rank {}", options_.timeout.count(), rank);
   }
   return {};

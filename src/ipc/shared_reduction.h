@@ -73,10 +73,10 @@ class SharedReduction {
  public:
   struct Options {
     int rank = 0;
-    std::vector<pid_t> processes{};    ///< of all ranks
-    std::vector<std::size_t> parts{};  ///< bytes of each
-    std::chrono::milliseconds timeout{};
-    bool spins = true;  ///< false: there are more ranks than cores
+    std::vector<pid_t> processes{};       ///< of all ranks
+    std::vector<std::size_t> parts{};     ///< bytes of each
+    std::chrono::milliseconds timeout{};  ///< of the time in which this process was not suspended
+    bool spins = true;                    ///< false: there are more ranks than cores
   };
   static constexpr std::size_t kAlignment = 64;
   static constexpr std::size_t kSmall = std::size_t{8} << 10;  ///< bytes; larger parts are divided into slices
@@ -125,7 +125,7 @@ class SharedReduction {
   void wait_for_all(Counter counter, std::uint32_t value);
   void wait_for(int rank, Counter counter, std::uint32_t value);
   /// Why there is nothing to wait for; "": there is.
-  std::string find_failure(int rank, std::chrono::steady_clock::time_point deadline) const;
+  std::string find_failure(int rank, bool is_late) const;
 
   const std::shared_ptr<const SharedMemory> memory_;
   const Options options_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <dirent.h>
@@ -37,16 +38,25 @@ std::string read_all(const std::string& path) {
   return file.is_open() ? read_to_end(file.get()) : std::string();
 }
 
-/// Whether the initial environment of the process contains the mark of the launch. A zombie has no environment.
-bool is_marked(pid_t pid, std::string_view launch_id) {
+/// The initial environment of the process, if it has the mark of the launch. A zombie has none.
+std::vector<std::string> marked_environment(pid_t pid, std::string_view launch_id) {
   const std::string environment = read_all("/proc/" + std::to_string(pid) + "/environ");
   if (environment.find(launch_id) == std::string::npos) {
-    return false;  // applies to nearly all processes of the machine
+    return {};  // applies to nearly all processes of the machine
   }
   const std::string mark = std::string(own_variables::kLaunchMark) + "=";
-  const std::vector<std::string> entries = split(environment, '\0');
-  return std::ranges::any_of(entries, [&](const std::string& entry) {
+  std::vector<std::string> entries = split(environment, '\0');
+  const bool is_marked = std::ranges::any_of(entries, [&](const std::string& entry) {
     return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;
+  });
+  return is_marked ? std::move(entries) : std::vector<std::string>();
+}
+
+bool is_marked(pid_t pid, std::string_view launch_id) { return !marked_environment(pid, launch_id).empty(); }
+
+bool may_finish(pid_t pid, std::string_view launch_id) {
+  return std::ranges::any_of(marked_environment(pid, launch_id), [](const std::string& entry) {
+    return entry.starts_with(std::string(own_variables::kMayFinish) + "=");
   });
 }
 
@@ -78,6 +88,16 @@ int kill_marked(std::string_view launch_id) {
     }
   }
   return found;
+}
+
+/// At the end of its input the program of report.command sends what it has not sent yet.
+void let_finish(std::string_view launch_id) {
+  constexpr int kLongPauseMs = 20;
+  const auto deadline = std::chrono::steady_clock::now() + deadlines::kMayFinish;
+  while (std::chrono::steady_clock::now() < deadline &&
+         std::ranges::any_of(all_processes(), [&](pid_t pid) { return may_finish(pid, launch_id); })) {
+    poll(nullptr, 0, kLongPauseMs);
+  }
 }
 
 /// Calls `scan` until it finds nothing.
@@ -189,6 +209,7 @@ int Descendants::kill_orphans() noexcept {
 }
 
 void Descendants::end() noexcept {
+  let_finish(launch_id_);
   until_none_is_left([this] { return kill_marked(launch_id_) + kill_orphans(); });
 }
 

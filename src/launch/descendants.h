@@ -27,7 +27,9 @@ class Descendants {
 
   void add_worker(pid_t pid) { own_.insert(pid); }  ///< the owner of the worker waits for it
   void reap() noexcept;                             ///< reaps ended orphans, so that zombies do not accumulate
-  void end() noexcept;  ///< kills all remaining descendants; call it after the workers have ended
+  /// Kills all remaining descendants; call it after the workers have ended. Those with own_variables::kMayFinish have
+  /// deadlines::kMayFinish before it.
+  void end() noexcept;
 
  private:
   int kill_orphans() noexcept;  // returns their number

@@ -59,7 +59,7 @@ class Launch {
         run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
         own_program_(request.program.empty() ? open_own_program() : Descriptor()),
         descendants_(launch_id_),
-        policy_(request.max_restarts, /*can_halve=*/request.ranks_per_node.size() == 1),
+        policy_(request.max_restarts, /*is_on_one_machine=*/request.ranks_per_node.size() == 1),
         terminal_(/*shared_screen=*/request.terminal_status && isatty(STDOUT_FILENO) == 1) {}
 
   LaunchReport run() {
@@ -95,7 +95,6 @@ class Launch {
       const Attempt attempt{
           .number = number,
           .master_port = store.port,
-          .halvings = policy_.halvings(),
           .run_id = run_id_,
           .launch_id = launch_id_,
           .terminal_width = request_.terminal_status ? probe_terminal(STDERR_FILENO, request_.environment).width : 0};
@@ -153,12 +152,22 @@ class Launch {
     return bind_store_listener(request_.master_addr, request_.master_port, listening);
   }
 
-  std::vector<RankDestination> open_destinations(int attempt) const {
+  std::vector<RankDestination> open_destinations(int attempt) {
     std::vector<RankDestination> destinations;
     for (int local = 0; local < local_world_size(request_); ++local) {
       const auto file = request_.log_dir / run_id_ / fmt::format("attempt_{}", attempt) /
                         fmt::format("rank_{}.log", first_rank(request_) + local);
-      destinations.push_back(open_destination(of_rank(request_.routes, local), real_file_system(), file));
+      const OutputRoute& route = of_rank(request_.routes, local);
+      try {
+        destinations.push_back(open_destination(route, real_file_system(), file));
+      } catch (const IoError& error) {
+        if (attempt == 0) {
+          throw;
+        }
+        // A disk that is full by now must not end the training.
+        say(fmt::format("warning: output of rank {} is not logged: {}", first_rank(request_) + local, error.what()));
+        destinations.push_back({.route = route});
+      }
     }
     return destinations;
   }
@@ -190,9 +199,9 @@ class Launch {
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
       if (left.count() <= 0) {
-        write_event("restart", {{"attempt", std::int64_t{attempt}},
-                                {"wait_s", wait_s},
-                                {"halvings", std::int64_t{policy_.halvings().value_or(0)}}});
+        write_event(
+            "restart",
+            {{"attempt", std::int64_t{attempt}}, {"wait_s", wait_s}, {"halvings", std::int64_t{policy_.halvings()}}});
         return std::nullopt;
       }
       pollfd entry{.fd = signals_.fd(), .events = POLLIN, .revents = 0};

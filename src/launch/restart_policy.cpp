@@ -49,7 +49,7 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
   }
   constexpr int kMostHalvings = 30;  // of the largest batch_size
   const bool asks = report.explained && report.exit_code == static_cast<int>(ExitCode::out_of_memory);
-  if (can_halve_ && asks && halvings_ < kMostHalvings) {
+  if (is_on_one_machine_ && asks && halvings_ < kMostHalvings) {
     ++halvings_;
     return {.restart = true, .halves = true};
   }

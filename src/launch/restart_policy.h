@@ -20,17 +20,16 @@ struct RestartDecision {
 /// Allows at most `max_restarts` consecutive restarts without progress. Progress resets their number and the waits,
 /// which grow as 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
 /// disagreeing ranks, and after the same failure twice in a row at the same step. After ExitCode::out_of_memory there
-/// always is one, at once, if this launch can halve the micro-batch, and the rank has reported its failure: other
-/// programs may end with this code, too.
+/// always is one on one machine, at once: the ranks will find that their micro-batch has to be smaller. But the rank
+/// must have reported its failure: other programs may end with this code, too.
 class RestartPolicy {
  public:
-  explicit RestartPolicy(int max_restarts, bool can_halve = false)
-      : max_(max_restarts), left_(max_restarts), can_halve_(can_halve) {}
+  explicit RestartPolicy(int max_restarts, bool is_on_one_machine = true)
+      : max_(max_restarts), left_(max_restarts), is_on_one_machine_(is_on_one_machine) {}
 
   RestartDecision after(const LaunchReport& report);
   int left() const noexcept { return left_; }
-  /// nullopt: this launch cannot halve the micro-batch.
-  std::optional<int> halvings() const noexcept { return can_halve_ ? std::optional(halvings_) : std::nullopt; }
+  int halvings() const noexcept { return halvings_; }  ///< restarts with half the micro-batch
 
  private:
   struct Signature {
@@ -41,7 +40,7 @@ class RestartPolicy {
 
   int max_;
   int left_;
-  bool can_halve_;
+  bool is_on_one_machine_;
   int halvings_ = 0;
   int fruitless_ = 0;           // restarts since the last progress
   std::int64_t furthest_ = -1;  // steps of all fits

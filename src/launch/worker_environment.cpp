@@ -49,10 +49,6 @@ Variables worker_environment(const LaunchRequest& request, const Attempt& attemp
   values[own_variables::kLaunchMark] = outer.empty() ? attempt.launch_id : outer + "/" + attempt.launch_id;
   values[own_variables::kRunId] = attempt.run_id;
   values[own_variables::kRestart] = std::to_string(attempt.number);
-  values.erase(own_variables::kHalvings);
-  if (attempt.halvings) {
-    values[own_variables::kHalvings] = std::to_string(*attempt.halvings);
-  }
   values[own_variables::kControlFd] = std::to_string(WorkerProcess::kControlFd);
   values[own_variables::kProgressFd] = std::to_string(WorkerProcess::kProgressFd);
   values[own_variables::kTerminalWidth] = std::to_string(attempt.terminal_width);

@@ -1,7 +1,6 @@
 // Environment variables of a worker. Pure. Torch-free.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include <lockstep/base/variables.h>
@@ -13,7 +12,6 @@ namespace lockstep {
 struct Attempt {
   int number = 0;  ///< number of earlier restarts
   int master_port = 0;
-  std::optional<int> halvings{};  ///< of the micro-batch; nullopt: memory.halve_batch has no effect
   std::string run_id{};
   std::string launch_id{};
   int terminal_width = 0;  ///< of the status line; 0: no status line

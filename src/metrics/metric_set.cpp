@@ -17,6 +17,7 @@
 
 #include "base/mapped.h"
 #include "base/problems.h"
+#include "base/text.h"
 #include "tensor/find_tensor.h"
 #include "tensor/shape_text.h"
 #include "world/agreement.h"
@@ -72,7 +73,7 @@ void agree_on_states(const std::vector<NamedState>& states, World& world) {
   for (const NamedState& state : states) {
     mine += fmt::format("{} {} {}\n", state.name, kind_text(state.initial), static_cast<int>(state.reduction));
   }
-  if (const auto difference = find_disagreement(world.gather(mine))) {
+  if (const auto difference = find_disagreement(mine, world)) {
     throw_disagreement(*difference, world, "has the metric state",
                        "return the same metrics from Task::metrics on every rank");
   }
@@ -177,7 +178,7 @@ void append_values(const NamedMetric& metric, std::vector<std::pair<std::string,
       rest /= value.size(dimension);
     }
     const auto position = static_cast<std::size_t>(i);
-    values.emplace_back(position < names.size() ? fmt::format("{}_{}", metric.name, names[position])
+    values.emplace_back(position < names.size() ? fmt::format("{}_{}", metric.name, printable(names[position]))
                                                 : fmt::format("{}_{}", metric.name, fmt::join(index, "_")),
                         value.const_data_ptr<double>()[i]);
   }
@@ -254,10 +255,11 @@ at::Tensor Metric::value(World& world) {
 MetricSet::MetricSet(std::vector<NamedMetric> metrics, const World& world) : metrics_(std::move(metrics)) {
   for (auto metric = metrics_.begin(); metric != metrics_.end(); ++metric) {
     const std::span before(metrics_.begin(), metric);
-    if (metric->name.empty() || std::ranges::find(before, metric->name, &NamedMetric::name) != before.end()) {
-      throw ConfigError(fmt::format("Task::metrics: found the name '{}' {}", metric->name,
-                                    metric->name.empty() ? "for a metric" : "for two metrics"),
-                        "give each metric a name of its own");
+    const bool is_no_name = metric->name.empty() || !is_utf8(metric->name);
+    if (is_no_name || std::ranges::find(before, metric->name, &NamedMetric::name) != before.end()) {
+      throw ConfigError(fmt::format("Task::metrics: found the name '{}' {}", printable(metric->name),
+                                    is_no_name ? "for a metric" : "for two metrics"),
+                        "give each metric a name of its own, in UTF-8");
     }
     const auto same = std::ranges::find(before, &metric->metric, [](const NamedMetric& m) { return &m.metric; });
     if (same != before.end()) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
-#include <vector>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -16,6 +16,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/SmallVector.h>
 
 #include "base/vectorized.h"
 
@@ -38,27 +39,28 @@ bool are_floats_on_host(std::span<const at::Tensor> gradients) {
 constexpr std::int64_t kChunk = 1 << 15;  // elements
 constexpr std::int64_t kInParallel = 4;   // chunks; fewer are not worth other threads
 
-struct Chunk {
-  float* values = nullptr;
-  std::int64_t count = 0;
-};
+std::int64_t chunks_of(const at::Tensor& gradient) { return (gradient.numel() + kChunk - 1) / kChunk; }
 
-std::vector<Chunk> chunks_of(std::span<const at::Tensor> gradients) {
-  std::vector<Chunk> chunks;
+std::int64_t chunks_of(std::span<const at::Tensor> gradients) {
+  std::int64_t chunks = 0;
   for (const at::Tensor& gradient : gradients) {
-    auto* values = gradient.mutable_data_ptr<float>();
-    for (std::int64_t at = 0; at < gradient.numel(); at += kChunk) {
-      chunks.push_back({values + at, std::min(kChunk, gradient.numel() - at)});
-    }
+    chunks += chunks_of(gradient);
   }
   return chunks;
 }
 
+/// Calls work(number, values, count) for each chunk. Allocates nothing.
 template <class Work>
-void for_each_chunk(const std::vector<Chunk>& chunks, const Work& work) {
-  at::parallel_for(0, static_cast<std::int64_t>(chunks.size()), kInParallel, [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      work(i, chunks[i]);
+void for_each_chunk(std::span<const at::Tensor> gradients, const Work& work) {
+  at::parallel_for(0, chunks_of(gradients), kInParallel, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t first = 0;  // the number of the gradient's first chunk
+    for (const at::Tensor& gradient : gradients) {
+      const std::int64_t last = first + chunks_of(gradient);
+      for (std::int64_t i = std::max(begin, first); i < std::min(end, last); ++i) {
+        const std::int64_t done = (i - first) * kChunk;
+        work(i, gradient.mutable_data_ptr<float>() + done, std::min(kChunk, gradient.numel() - done));
+      }
+      first = last;
     }
   });
 }
@@ -91,10 +93,13 @@ LOCKSTEP_VECTORIZED void multiply(float* values, std::int64_t count, float facto
 }
 
 at::Tensor host_norm(std::span<const at::Tensor> gradients) {
-  const std::vector<Chunk> chunks = chunks_of(gradients);
-  std::vector<double> sums(chunks.size());
-  for_each_chunk(chunks, [&](std::size_t i, Chunk chunk) { sums[i] = sum_of_squares(chunk.values, chunk.count); });
-  return at::scalar_tensor(std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)), at::kFloat);
+  c10::SmallVector<double, 256> sums(static_cast<std::size_t>(chunks_of(gradients)));
+  for_each_chunk(gradients, [&](std::int64_t i, const float* values, std::int64_t count) {
+    sums[static_cast<std::size_t>(i)] = sum_of_squares(values, count);
+  });
+  const double norm = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
+  constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+  return at::scalar_tensor(norm > std::numeric_limits<float>::max() ? kInfinity : norm, at::kFloat);
 }
 
 }  // namespace
@@ -134,7 +139,7 @@ void scale_(std::span<const at::Tensor> gradients, const at::Tensor& factor) {
   const at::NoGradGuard no_grad;
   if (factor.is_cpu() && factor.scalar_type() == at::kFloat && are_floats_on_host(gradients)) {
     if (const float by = *factor.const_data_ptr<float>(); by != 1) {
-      for_each_chunk(chunks_of(gradients), [&](std::size_t, Chunk chunk) { multiply(chunk.values, chunk.count, by); });
+      for_each_chunk(gradients, [&](std::int64_t, float* values, std::int64_t count) { multiply(values, count, by); });
     }
   } else if (!gradients.empty()) {
     at::_foreach_mul_(as_list(gradients), factor);

@@ -13,6 +13,28 @@
 #include <lockstep/base/error.h>
 
 namespace lockstep {
+namespace {
+
+/// Multiplies the gradients by `factor` and sets `found_inf` to 1 if one of them is not finite.
+void multiply_and_check(std::span<const at::Tensor> gradients, const at::Tensor& factor, at::Tensor& found_inf) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.numel() > 0) {  // LibTorch has no infinity norm of nothing
+      by_dtype[gradient.scalar_type()].push_back(gradient);
+    }
+  }
+  for (const auto& [dtype, list] : by_dtype) {
+    if (dtype == at::kBFloat16) {  // LibTorch has no kernel for it on a GPU
+      const at::Tensor largest = at::stack(at::_foreach_norm(list, std::numeric_limits<double>::infinity()));
+      found_inf.logical_or_(largest.isfinite().all().logical_not_());
+      at::_foreach_mul_(list, factor);
+    } else {
+      at::_amp_foreach_non_finite_check_and_unscale_(list, found_inf, factor);
+    }
+  }
+}
+
+}  // namespace
 
 LossScaler::LossScaler(c10::Device device, LossScalerOptions options)
     : options_(options),
@@ -28,37 +50,34 @@ at::Tensor LossScaler::scaled(const at::Tensor& gradient, at::ScalarType dtype) 
 void LossScaler::unscale(std::span<const at::Tensor> gradients) {
   const at::NoGradGuard no_grad;
   found_inf_.zero_();
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
-  for (const at::Tensor& gradient : gradients) {
-    if (gradient.numel() > 0) {  // LibTorch has no infinity norm of nothing
-      by_dtype[gradient.scalar_type()].push_back(gradient);
-    }
-  }
   // In double, as GradScaler does: the reciprocal in float32 may not be exact.
-  const at::Tensor factor = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  for (const auto& [dtype, list] : by_dtype) {
-    if (dtype == at::kBFloat16) {  // LibTorch has no kernel for it on a GPU
-      const at::Tensor largest = at::stack(at::_foreach_norm(list, std::numeric_limits<double>::infinity()));
-      found_inf_.logical_or_(largest.isfinite().all().logical_not_());
-      at::_foreach_mul_(list, factor);
-    } else {
-      at::_amp_foreach_non_finite_check_and_unscale_(list, found_inf_, factor);
-    }
-  }
+  multiply_and_check(gradients, scale_.to(at::kDouble).reciprocal().to(at::kFloat), found_inf_);
+}
+
+at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
+}
+
+at::Tensor any_not_finite(std::span<const at::Tensor> gradients, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  at::Tensor found = at::zeros({}, at::device(device).dtype(at::kFloat));
+  // By 1: LibTorch has no kernel that only looks.
+  multiply_and_check(gradients, at::ones_like(found), found);
+  return found;
 }
 
 void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer) {
   if (auto* skips = dynamic_cast<SkipsOnDevice*>(&optimizer)) {
     skips->skip_if(flag);
     optimizer.step();
-  } else if (flag.item<float>() == 0) {
+  } else if (!flag.defined() || flag.item<float>() == 0) {
     optimizer.step();
   }
 }
 
 void LossScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& skip) {
   const at::NoGradGuard no_grad;
-  step_unless(skip.defined() ? at::maximum(found_inf_, skip) : found_inf_, optimizer);
+  step_unless(any_of(found_inf_, skip), optimizer);
   at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);
 }

@@ -20,7 +20,14 @@ class SkipsOnDevice {
   virtual void skip_if(at::Tensor found_inf) = 0;
 };
 
-/// Runs the optimizer unless `flag` is 1: 0-dim float32 on the device of the parameters. Waits for the device if the
+/// 1 if one of the flags is. A flag is 1 or 0: 0-dim float32; an undefined one counts as 0.
+at::Tensor any_of(const at::Tensor& a, const at::Tensor& b);
+
+/// A flag on `device`: 1 if one of the gradients, which are dense and real, is not finite. Does not wait for the
+/// device.
+at::Tensor any_not_finite(std::span<const at::Tensor> gradients, c10::Device device);
+
+/// Runs the optimizer unless `flag` is 1, which is on the device of the parameters. Waits for the device if the
 /// optimizer is not a SkipsOnDevice.
 void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer);
 

@@ -115,10 +115,16 @@ struct Kind {
   using Options = OptionsType;
 };
 
+/// A class derived from it may have a state of its own.
+template <class Optimizer>
+bool is_exactly(const torch::optim::Optimizer& optimizer) {
+  return typeid(optimizer) == typeid(Optimizer);
+}
+
 /// Calls `work` with `types`, if the optimizer is one of these. Returns whether it is.
 template <class... Optimizers, class Types, class Work>
 bool work_if(const torch::optim::Optimizer& optimizer, Types types, const Work& work) {
-  const bool is_one_of_them = ((dynamic_cast<const Optimizers*>(&optimizer) != nullptr) || ...);
+  const bool is_one_of_them = (is_exactly<Optimizers>(optimizer) || ...);
   if (is_one_of_them) {
     work(types);
   }
@@ -138,7 +144,7 @@ void with_kind(const torch::optim::Optimizer& optimizer, const Work& work) {
       !work_if<optim::RMSprop>(optimizer, Kind<optim::RMSpropParamState, optim::RMSpropOptions>(), work)) {
     throw CheckpointError(
         fmt::format("optimizer state: {} is not supported, expected one of lockstep's optimizers or torch::optim's "
-                    "SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS",
+                    "SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS itself, and no class derived from it",
                     c10::demangle(typeid(optimizer).name())),
         "use one of these optimizers, or --checkpoint.enabled false, or --checkpoint.weights_only true");
   }
@@ -510,7 +516,7 @@ bool is_rate(std::string_view name) { return name.ends_with(kRate); }
 NamedTensors optimizer_state(const BuiltOptimizer& built) {
   NamedTensors result;
   StateWriter writer(result);
-  if (is_lbfgs(*built.optimizer)) {
+  if (is_exactly<torch::optim::LBFGS>(*built.optimizer)) {
     write_lbfgs(built, writer);
   } else {
     write_parameters(built, writer);
@@ -535,7 +541,7 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
   const at::NoGradGuard no_grad;
   StateReader reader(state);
   LoadedStates loaded;
-  if (is_lbfgs(*built.optimizer)) {
+  if (is_exactly<torch::optim::LBFGS>(*built.optimizer)) {
     loaded = read_lbfgs(built, reader);
   } else {
     loaded = read_parameters(built, reader);

@@ -269,9 +269,14 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   return built;
 }
 
+namespace {
+
+/// Whether the state belongs to all parameters together.
 bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
 }
+
+}  // namespace
 
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {
   const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());

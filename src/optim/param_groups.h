@@ -58,9 +58,6 @@ std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizer
 /// Throws: ConfigError naming all schedules that are invalid, or invalid in a run of this length.
 void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run = {});
 
-/// Whether the state belongs to all parameters together, as that of LBFGS.
-bool is_lbfgs(const torch::optim::Optimizer& optimizer);
-
 /// Throws: ConfigError if the optimizer does not update each parameter by itself.
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built);
 

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "parallel/ddp_optimizer.h"
+#include "parallel/for_each_module.h"
 #include "parallel/parameter_sync.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
@@ -23,19 +24,14 @@ namespace {
 
 std::unordered_set<const c10::TensorImpl*> sparse_parameters(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> sparse;
-  const auto add = [&sparse](const torch::nn::Module& part) {
+  for_each_module(module, [&sparse](const torch::nn::Module& part, const auto&) {
     if (const auto* embedding = part.as<torch::nn::EmbeddingImpl>();
         embedding != nullptr && embedding->options.sparse()) {
       sparse.insert(embedding->weight.unsafeGetTensorImpl());
     } else if (const auto* bag = part.as<torch::nn::EmbeddingBagImpl>(); bag != nullptr && bag->options.sparse()) {
       sparse.insert(bag->weight.unsafeGetTensorImpl());
     }
-  };
-  add(module);
-  // Including the module itself would require a shared_ptr.
-  for (const auto& part : module.modules(/*include_self=*/false)) {
-    add(*part);
-  }
+  });
   return sparse;
 }
 
@@ -68,7 +64,7 @@ void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> opti
 }
 
 void Ddp::compare_hooks() {
-  if (const auto difference = find_disagreement(world_.gather(hook_ ? "a gradient hook" : "no gradient hook"))) {
+  if (const auto difference = find_disagreement(hook_ ? "a gradient hook" : "no gradient hook", world_)) {
     throw_disagreement(*difference, world_, "has", "give Trainer::use_strategy the same strategy on every rank");
   }
 }

@@ -109,6 +109,7 @@ void DdpOptimizer::step() {
     return;
   }
   {
+    look_for_not_finite();  // while this rank has the gradients of all
     const OptimizerShards::OwnGradients own(*shards_, parameters_);
     SingleDeviceOptimizer::step();
   }

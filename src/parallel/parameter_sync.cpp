@@ -1,7 +1,7 @@
 #include "parallel/parameter_sync.h"
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <string>
@@ -20,6 +20,8 @@
 #include "base/assertion.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "parallel/for_each_module.h"
+#include "parallel/tensor_digest.h"
 #include "tensor/tensor_bytes.h"
 #include "world/agreement.h"
 #include "world/peer_errors.h"
@@ -46,14 +48,10 @@ std::string description(const torch::nn::Module& module) {
   return text.str();
 }
 
-at::ScalarType integer_of(std::int64_t bytes) {
-  return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : bytes == 2 ? at::kShort : at::kByte;
-}
-
 }  // namespace
 
 void compare_parameters(const torch::nn::Module& module, World& world) {
-  if (const auto difference = find_disagreement(world.gather(description(module)))) {
+  if (const auto difference = find_disagreement(description(module), world)) {
     throw_disagreement(*difference, world, fmt::format("has another model: its entry {} is", difference->line),
                        "build the same module on every rank, whatever its rank");
   }
@@ -64,7 +62,7 @@ void compare_frozen(const torch::nn::Module& module, World& world) {
   for (const auto& item : module.named_parameters()) {
     text += fmt::format("{} ({})\n", item.key(), item.value().requires_grad() ? "trained" : "frozen");
   }
-  if (const auto difference = find_disagreement(world.gather(text))) {
+  if (const auto difference = find_disagreement(text, world)) {
     throw_disagreement(*difference, world, "freezes other parameters: it has",
                        "freeze and unfreeze the same parameters on every rank, at the same step");
   }
@@ -112,7 +110,11 @@ void broadcast_module(const torch::nn::Module& module, World& world) {
 }
 
 void broadcast_buffers(const torch::nn::Module& module, World& world) {
-  broadcast_tensors(module.buffers(), world, /*root=*/0);
+  std::vector<at::Tensor> buffers;
+  for_each_module(module, [&](const torch::nn::Module& part, const auto&) {
+    std::ranges::move(part.buffers(/*recurse=*/false), std::back_inserter(buffers));
+  });
+  broadcast_tensors(buffers, world, /*root=*/0);
 }
 
 namespace {
@@ -122,8 +124,7 @@ at::Tensor digests_of(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> sums;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor bits = tensor.is_complex() ? at::view_as_real(tensor) : tensor.detach();
-    sums.push_back(bits.view(integer_of(bits.element_size())).sum(at::kLong).to(tensors.front().device()));
+    sums.push_back(digest_of(tensor).to(tensors.front().device()));
   }
   return sums.empty() ? at::empty({0}, at::kLong) : at::stack(sums);
 }
@@ -169,11 +170,10 @@ void check_replicas(const torch::nn::Module& module, World& world, const NamedTe
     tensors.push_back(tensor);
   }
   const at::Tensor digests = digests_of(tensors).cpu();
-  const std::vector<std::string> all = world.gather(text_of_bytes(digests));
   constexpr const char* kHint =
       "the previous checkpoint is valid. Look for code that changes parameters, buffers or the optimizer on one rank "
       "only, and for hardware errors on that rank's machine";
-  if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>()) == all.end()) {
+  if (WorldAccess::all_equal(world, text_of_bytes(digests))) {
     if (since) {
       throw CommError(fmt::format("the parameters of the ranks differed after step {}, and are equal now", *since),
                       kHint, ExitCode::disagree);

@@ -26,8 +26,7 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, World& world, int
 /// them.
 void broadcast_buffers(const torch::nn::Module& module, World& world);
 
-/// One number for each parameter: the sum of its elements' bits, read as integers, modulo 2^64; the same on every kind
-/// of device. Shape: [parameters], int64, on their device; does not wait for it.
+/// digest_of() each parameter. Shape: [parameters], int64, on their device; does not wait for it.
 at::Tensor parameter_digests(const torch::nn::Module& module);
 /// The buffers, by name, that all ranks compute alike: parts with a buffer "running_mean", such as batch norm, are left
 /// out if they are no SyncBatchNorm, because they are statistics of the rank's own samples.

@@ -1,6 +1,7 @@
 #include "parallel/single_device.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <string>
 #include <unordered_map>
@@ -57,9 +58,6 @@ SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& s
   build();
   if (strategy_.precision_ == Precision::fp16_mixed) {
     scaler_.emplace(strategy_.world_.device());
-  } else if (strategy_.config_.non_finite == NonFinitePolicy::skip) {
-    scaler_.emplace(strategy_.world_.device(),
-                    LossScalerOptions{.initial = 1, .growth_factor = 1, .backoff_factor = 1});
   }
 }
 
@@ -153,6 +151,7 @@ std::string SingleDeviceOptimizer::text_about(const std::vector<std::string>& wi
 }
 
 void SingleDeviceOptimizer::unscale_grads() {
+  not_finite_.reset();
   if (scaler_) {
     scaler_->unscale(defined_grads());
   }
@@ -203,32 +202,61 @@ void SingleDeviceOptimizer::clip_groups() {
   }
 }
 
-at::Tensor SingleDeviceOptimizer::grad_norm() { return global_norm(defined_grads(), strategy_.world_.device()); }
+// A finite norm says that all gradients are finite. One that is not finite says nothing, because squares may overflow,
+// and on a GPU reading it would wait.
+at::Tensor SingleDeviceOptimizer::grad_norm() {
+  at::Tensor norm = global_norm(defined_grads(), strategy_.world_.device());
+  if (skips_not_finite() && norm.is_cpu()) {
+    if (!std::isfinite(norm.item<double>())) {
+      not_finite_.reset();  // a callback may have changed the gradients since an earlier norm
+    } else if (!not_finite_.defined()) {
+      not_finite_ = at::zeros({}, at::kFloat);
+    }
+  }
+  return norm;
+}
+
+// Unless the norm of this step has already given the answer.
+void SingleDeviceOptimizer::look_for_not_finite() {
+  if (!skips_not_finite() || not_finite_.defined()) {
+    return;
+  }
+  if (strategy_.world_.device().is_cpu()) {
+    grad_norm();  // only reads
+  }
+  if (!not_finite_.defined()) {
+    not_finite_ = any_not_finite(defined_grads(), strategy_.world_.device());
+  }
+}
+
+bool SingleDeviceOptimizer::skips_not_finite() const {
+  return !scaler_ && strategy_.config_.non_finite == NonFinitePolicy::skip;
+}
 
 void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defined_grads(), factor); }
 
-void SingleDeviceOptimizer::clamp_grads(double limit) { clamp_(defined_grads(), limit); }
+void SingleDeviceOptimizer::clamp_grads(double limit) {
+  look_for_not_finite();  // it makes infinity finite
+  clamp_(defined_grads(), limit);
+}
 
 void SingleDeviceOptimizer::step() {
   strategy_.begin_phase(Phase::optimizer);
   const at::Tensor skip = std::exchange(skip_, {});
   if (scaler_) {
     scaler_->step(*built_.optimizer, skip);
-  } else if (skip.defined()) {
-    step_unless(skip, *built_.optimizer);
-  } else {
-    built_.optimizer->step();
+    return;
   }
+  look_for_not_finite();
+  step_unless(any_of(not_finite_, skip), *built_.optimizer);
 }
-
-bool SingleDeviceOptimizer::scales_loss() const { return strategy_.precision_ == Precision::fp16_mixed; }
 
 // Parameter names hold no colon. Optimizers may have the same name.
 std::string SingleDeviceOptimizer::scaler_key() const { return fmt::format("loss_scaler:{}", index_); }
 
 NamedTensors SingleDeviceOptimizer::state() const {
   NamedTensors state = optimizer_state(built_);
-  if (scales_loss()) {
+  if (scaler_) {
     const NamedTensors scaler = scaler_->state(scaler_key());
     state.insert(state.end(), scaler.begin(), scaler.end());
   }
@@ -250,7 +278,7 @@ void SingleDeviceOptimizer::load_state(const NamedTensors& state) {
     return mine.contains(parameter) && (!built_.elsewhere.contains(parameter) || is_rate(entry.first));
   });
   load_optimizer_state(built_, part);
-  if (scales_loss()) {
+  if (scaler_) {
     scaler_->load_state(scaler_key(), state);
   }
 }

@@ -45,8 +45,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void change_lr(const std::function<double(double rate)>& changed) override { change_rates(built_, changed); }
   void skip_if(const at::Tensor& flag) override { skip_ = flag; }
   void step() override;
-  at::Tensor loss_scale() override { return scales_loss() ? scaler_->scale() : at::Tensor(); }
-  at::Tensor skipped() override { return scaler_ ? scaler_->found_inf() : at::Tensor(); }
+  at::Tensor loss_scale() override { return scaler_ ? scaler_->scale() : at::Tensor(); }
+  at::Tensor skipped() override { return scaler_ ? scaler_->found_inf() : not_finite_; }
   torch::optim::Optimizer& torch_optimizer() override { return *built_.optimizer; }
 
   /// Call it after freezing or unfreezing parameters.
@@ -64,10 +64,12 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
  protected:
   /// The gradient with which a backward from `loss` begins.
   at::Tensor root_gradient(const at::Tensor& loss, const at::Tensor& weight) const {
-    return scales_loss() ? scaler_->scaled(weight, loss.scalar_type()) : weight;
+    return scaler_ ? scaler_->scaled(weight, loss.scalar_type()) : weight;
   }
   /// Call it when the gradients are reduced.
   void unscale_grads();
+  /// With optim.non_finite skip: call it before something that changes which gradients are finite.
+  void look_for_not_finite();
   /// The names of parameters_ that have no gradient.
   std::vector<std::string> without_gradient() const;
   /// "2 of 29 parameters got no gradient on rank 0: a, b".
@@ -88,13 +90,14 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void build();
   void look_for_unused();
   std::string scaler_key() const;
-  bool scales_loss() const;
+  bool skips_not_finite() const;
   const std::vector<at::Tensor>& defined_grads();
   void add_grad(at::Tensor& gradient);
   static void add_value(at::Tensor& sum, const at::Tensor& value);
   at::Tensor value_or_zero(const at::Tensor& value) const;
 
-  std::optional<LossScaler> scaler_{};  // with fp16_mixed; with optim.non_finite skip it has a scale of 1
+  std::optional<LossScaler> scaler_{};  // with fp16_mixed
+  at::Tensor not_finite_{};             // a flag: a gradient of this step is not finite; undefined: not known
   at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
   bool ran_backward_ = false;

@@ -11,5 +11,7 @@ namespace lockstep {
 /// and NaN stay as they are. The same `key` (a hash) and position give the same decision on every rank, device and
 /// call; the generators of LibTorch are not used. `values`: float32 and contiguous. Returns bfloat16, same shape.
 at::Tensor stochastically_rounded(const at::Tensor& values, std::uint64_t key);
+/// The same by operations on tensors, which every device has. On the CPU it is many times slower.
+at::Tensor rounded_by_operations(const at::Tensor& values, std::uint64_t key);
 
 }  // namespace lockstep

@@ -95,14 +95,28 @@ BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Prob
   return plan;
 }
 
-BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size) {
-  // batch_size may be larger than the share of any rank.
-  const std::int64_t largest = ceil_div(largest_share(plan, world_size), plan.accumulation);
-  std::int64_t batch_size = std::min(plan.batch_size, largest);
-  for (; times > 0; --times) {
-    batch_size = ceil_div(batch_size, 2);
-  }
-  return divide(plan, batch_size, world_size);
+std::int64_t largest_micro_batch(const BatchPlan& plan, int world_size) {
+  return std::min(plan.batch_size, ceil_div(largest_share(plan, world_size), plan.accumulation));
+}
+
+BatchPlan halve_batch(const BatchPlan& plan, std::int64_t too_large, int world_size) {
+  return divide(plan, ceil_div(too_large, 2), world_size);
+}
+
+void set_batch(Plan& plan, const BatchPlan& batch) {
+  plan.config.batch_size = batch.batch_size;
+  plan.config.accumulation = batch.accumulation;
+  plan.config.global_batch_size = batch.global_batch_size;
+  plan.loader = {.batch = batch, .sampler = plan.config.sampler, .data = plan.config.data, .seed = plan.config.seed};
+  plan.eval_loader = plan.loader;
+  plan.eval_loader.data.steps_per_epoch = 0;
+  plan.eval_loader.data.min_steps_per_epoch = 0;
+  plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
+  const std::int64_t whole_batches = batch.batch_size * plan.world_size;  // may be more than a step of the training
+  const TrainConfig in_one_pass{.batch_size = batch.batch_size,
+                                .global_batch_size = std::min(batch.global_batch_size, whole_batches)};
+  std::vector<Problem> none;
+  plan.eval_loader.batch = plan_batch(in_one_pass, plan.world_size, none);
 }
 
 std::int64_t largest_share(const BatchPlan& plan, int world_size) {

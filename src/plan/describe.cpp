@@ -155,6 +155,11 @@ std::string validation_text(const ValidateConfig& validate) {
   return fmt::format("{}{}, if fit() gets validation data", when, steps_text(validate.max_batches));
 }
 
+/// "the first 50 steps", "the first 10% of all steps"
+std::string first_steps_text(StepCount steps) {
+  return steps.is_all() ? "" : "the first" + steps_text(steps).substr(1);
+}
+
 /// "val_loss (min)"
 std::string metric_text(const std::string& metric, MonitorMode mode) {
   return fmt::format("{} ({})", metric, to_text(mode));
@@ -200,6 +205,8 @@ std::string describe(const Plan& plan) {
       {"schedule", config.optim.schedule.is_set() ? config.optim.schedule.text() : "schedule of the program"},
       {"data", data_text(plan.loader)},
       {"validation", validation_text(config.validate)},
+      {"test", first_steps_text(config.test.max_batches)},
+      {"prediction", first_steps_text(config.predict.max_batches)},
       {"early stop", early_stop_text(config.early_stop)},
       {"checkpoints", checkpoint_text(config)},
       {"run", config.run_dir},

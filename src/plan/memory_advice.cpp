@@ -15,7 +15,7 @@ std::string smaller_batch(const Plan& plan) {
     return "a single sample needs too much memory: use a smaller model, shorter inputs, or activation recomputation";
   }
   return fmt::format("use {}: the same training with smaller micro-batches (--memory.halve_batch restarts with them)",
-                     flags_of(halve_batch(batch, 1, plan.world_size)));
+                     flags_of(halve_batch(batch, largest_micro_batch(batch, plan.world_size), plan.world_size)));
 }
 
 /// Fewer batches that wait for their step. Without workers none waits.

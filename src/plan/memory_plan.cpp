@@ -287,6 +287,7 @@ std::optional<Problem> find_lack_of_memory(const MemoryPlan& memory, const Plan&
   const std::int64_t needed = memory.estimate.needed();
   std::vector<std::string> devices;
   std::int64_t least = 0;
+  std::int64_t most = 0;
   for (std::size_t i = 0; i < memory.available.size(); ++i) {
     const std::int64_t available = memory.available[i];
     if (available <= 0 || available >= needed) {
@@ -297,13 +298,17 @@ std::optional<Problem> find_lack_of_memory(const MemoryPlan& memory, const Plan&
       devices.push_back(device);
     }
     least = least == 0 ? available : std::min(least, available);
+    most = std::max(most, available);
   }
   if (devices.empty()) {
     return std::nullopt;
   }
-  return Problem{.what = fmt::format("the model does not fit: without activations a rank needs {}, and has {} on {}",
-                                     human_bytes(needed), human_bytes(least), join_first(devices, 8)),
-                 .hint = how_to_save(least, memory, plan)};
+  return Problem{
+      .what = fmt::format(
+          "the model does not fit: without activations a rank needs {}, and has {} on {}", human_bytes(needed),
+          least == most ? human_bytes(least) : fmt::format("{} to {}", human_bytes(least), human_bytes(most)),
+          join_first(devices, 8)),
+      .hint = how_to_save(least, memory, plan)};
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "config/field_value.h"
 #include "config/without_files.h"
 #include "environment/visible_devices.h"
+#include "plan/batch_plan.h"
 #include "plan/device_choice.h"
 #include "plan/resolve_checked.h"
 
@@ -164,22 +165,6 @@ void set_devices(Plan& plan, const Hardware& hardware, const std::vector<DeviceI
   plan.config.devices = devices_text(devices);
 }
 
-void set_loaders(Plan& plan, const BatchPlan& batch) {
-  plan.config.batch_size = batch.batch_size;
-  plan.config.accumulation = batch.accumulation;
-  plan.config.global_batch_size = batch.global_batch_size;
-  plan.loader = {.batch = batch, .sampler = plan.config.sampler, .data = plan.config.data, .seed = plan.config.seed};
-  plan.eval_loader = plan.loader;
-  plan.eval_loader.data.steps_per_epoch = 0;
-  plan.eval_loader.data.min_steps_per_epoch = 0;
-  plan.eval_loader.sampler = {.order = SampleOrder::keyed, .shuffle = false, .drop_last = false};
-  const std::int64_t whole_batches = batch.batch_size * plan.world_size;  // may be more than a step of the training
-  const TrainConfig in_one_pass{.batch_size = batch.batch_size,
-                                .global_batch_size = std::min(batch.global_batch_size, whole_batches)};
-  std::vector<Problem> none;
-  plan.eval_loader.batch = plan_batch(in_one_pass, plan.world_size, none);
-}
-
 /// The number of ranks for the messages if the devices are rejected; 0: not known.
 int expected_world_size(const TrainConfig& config, const std::optional<Identity>& identity,
                         const std::optional<std::vector<DeviceId>>& devices) {
@@ -260,10 +245,16 @@ void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>&
           by_tool && !flag_of_tool.empty() ? fmt::format("; use lockstep run {}", flag_of_tool) : std::string()));
     }
   };
-  warn(config.memory.halve_batch && identity->halvings < 0, "memory.halve_batch", "");
   warn(config.dist.max_restarts > 0, "dist.max_restarts", "--max-restarts");
   warn(config.dist.grace_s != DistConfig{}.grace_s, "dist.grace_s", "--grace");
   warn(!config.report.log_dir.empty(), "report.log_dir", "--log-dir");
+}
+
+void warn_about_nothing_to_remember(const TrainConfig& config, Findings& findings) {
+  if (config.memory.halve_batch && !config.fresh && !writes_files(config)) {
+    findings.warnings.push_back(
+        "--memory.halve_batch remembers nothing: this run writes no files, so no later start knows what did not fit");
+  }
 }
 
 // The limits of a trial. Nothing is written, so the real run starts without a trace of it.
@@ -273,6 +264,7 @@ TrainConfig with_fast_dev_run(TrainConfig config) {
     config.max_epochs = config.min_epochs = config.min_steps = 0;
     config.max_steps = steps;
     config.validate = {.every_epochs = 0, .every_steps = steps, .max_batches = steps};
+    config.test.max_batches = config.predict.max_batches = steps;
     config.report.every_steps = 1;
     write_no_files(config);
   }
@@ -302,9 +294,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
   auto devices = choose_devices(config, hardware, identity, findings);
   plan.world_size = expected_world_size(config, identity, devices);
   if (plan.world_size > 0) {
-    const BatchPlan batch = plan_batch(config, plan.world_size, findings.problems);
-    set_loaders(plan,
-                identity && identity->halvings > 0 ? halve_batch(batch, identity->halvings, plan.world_size) : batch);
+    set_batch(plan, plan_batch(config, plan.world_size, findings.problems));
     check_static_graph(plan, findings);
   }
   if (devices) {
@@ -317,6 +307,7 @@ Plan resolve_checked(const TrainConfig& asked, std::vector<Problem> problems, co
     warn_about_half_on_cpu(plan, findings);
   }
   warn_about_other_launchers(plan, identity, findings);
+  warn_about_nothing_to_remember(config, findings);
   throw_if_any(std::move(findings.problems));
   if (plan.config.global_batch_size < plan.world_size) {
     findings.warnings.push_back(fmt::format("--global_batch_size {} over {}: some ranks have no samples",

@@ -71,7 +71,7 @@ Training train(Plan plan, World& world, std::string_view name, std::int64_t step
       training.net, [](const at::Tensor& output, const at::Tensor& target) { return at::mse_loss(output, target); },
       adamw({.lr = 0.01}));
   DataLoader data(make_data(plan), plan.loader, world);
-  Trainer trainer(plan, world);
+  Trainer trainer(plan, world, TrainControl());
   trainer.on(Stage::fit_start, [&](const StageContext& at) { training.first_step = at.state.step; });
   if (on_step) {
     trainer.on(Stage::step_end, on_step, {.is_light = true});

@@ -120,6 +120,9 @@ extern "C" void on_crash(int signal, siginfo_t* info, void* signal_context) {
   line.add(":").write_to(STDERR_FILENO);
   write_frames(signal_context);
 
+  if (getpid() == 1 && info->si_code <= 0) {
+    _exit(128 + signal);  // the kernel does not end this process by a signal that was sent, for example by abort()
+  }
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(signal, &standard, nullptr);

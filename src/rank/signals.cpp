@@ -28,6 +28,7 @@ constexpr std::int64_t kSecondInterrupt = std::chrono::nanoseconds(deadlines::kS
 
 struct Target {
   std::atomic<TrainControl*> control{nullptr};
+  std::atomic<pid_t> process{0};
   std::atomic<std::int64_t> first_interrupt{0};  // CLOCK_MONOTONIC, ns; 0: none yet
   std::atomic<int> handlers_running{0};
   std::atomic<EarlyStop> early_stop{EarlyStop::end_process};
@@ -52,12 +53,16 @@ void end_on_second_interrupt() noexcept {
   }
 }
 
+void take_default_action(int signal) noexcept {
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  sigaction(signal, &standard, nullptr);
+  raise(signal);  // blocked in this handler: arrives when it returns
+}
+
 void end_before_training(int signal) noexcept {
   if (target.early_stop == EarlyStop::die_of_signal) {
-    struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;
-    sigaction(signal, &standard, nullptr);
-    raise(signal);  // blocked in this handler: arrives when it returns
+    take_default_action(signal);
     return;
   }
   pollfd writable{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
@@ -76,6 +81,14 @@ void end_before_training(int signal) noexcept {
 
 extern "C" void on_signal(int signal) {
   const int saved_errno = errno;
+  if (getpid() != target.process) {  // forked by the program, without exec
+    // By SIGTERM a program ends its helpers. The others reach a whole job, and the rank may need a helper to save.
+    if (signal == SIGTERM) {
+      take_default_action(signal);
+    }
+    errno = saved_errno;
+    return;
+  }
   target.handlers_running.fetch_add(1);
   if (signal == SIGINT) {
     end_on_second_interrupt();
@@ -107,6 +120,7 @@ SignalScope::SignalScope(TrainControl control, EarlyStop early_stop)
     : state_(std::make_unique<State>(std::move(control))) {
   TrainControl* nobody = nullptr;
   LOCKSTEP_ASSERT(target.control.compare_exchange_strong(nobody, &state_->control), "one SignalScope at a time");
+  target.process = getpid();
   target.first_interrupt = 0;
   target.early_stop = early_stop;
   struct sigaction action {};

@@ -16,7 +16,8 @@ enum class EarlyStop {
 };
 
 /// Installs handlers while it exists, then restores the old ones. A second SIGINT more than a second after the first
-/// ends the process at once (exit 130). A signal that was ignored stays ignored. Only one per process.
+/// ends the process at once (exit 130). A signal that was ignored stays ignored. A child that is forked without exec
+/// ends by SIGTERM, and ignores the others. Only one per process.
 class SignalScope {
  public:
   explicit SignalScope(TrainControl control, EarlyStop early_stop = EarlyStop::end_process);

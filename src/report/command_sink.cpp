@@ -28,6 +28,12 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t kMostPending = std::size_t{64} << 20;  // bytes
 
+/// As in config.toml: infinity, and "" for no number, are texts too.
+Json value_of(const RunSetting& setting) {
+  const Json value = Json::parse(setting.is_text ? "" : setting.text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(setting.text) : value;
+}
+
 /// True if the descriptor is ready for `events` before `deadline`.
 bool wait_until(int fd, short events, steady_clock::time_point deadline) {
   for (;;) {
@@ -166,9 +172,13 @@ class CommandSink final : public MetricSink {
 
 std::unique_ptr<MetricSink> command_sink(const std::string& command, const Variables& environment,
                                          const std::filesystem::path& run_dir, std::int64_t resume_step,
-                                         std::chrono::milliseconds patience) {
+                                         std::span<const RunSetting> settings, std::chrono::milliseconds patience) {
   auto sink = std::make_unique<CommandSink>(command, environment, patience);
-  sink->send(Json{{"run_dir", run_dir.string()}, {"resume_step", resume_step}});
+  Json values = Json::object();
+  for (const RunSetting& setting : settings) {
+    values[setting.name] = value_of(setting);
+  }
+  sink->send(Json{{"run_dir", run_dir.string()}, {"resume_step", resume_step}, {"settings", values}});
   return sink;
 }
 

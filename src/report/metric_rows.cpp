@@ -1,11 +1,13 @@
 #include "report/metric_rows.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <map>
 #include <numeric>
 #include <span>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -100,9 +102,9 @@ class Collector {
     rows_.last_step = std::max(rows_.last_step, step);
     if (const auto at = parse_utc_time(time)) {
       rows_.last_time = *at;
-      times_.emplace_back(step, *at);
-      if (times_.size() > 2 * kTimes) {
-        times_.erase(times_.begin(), times_.end() - kTimes);
+      rows_.times.emplace_back(step, *at);
+      if (rows_.times.size() > 2 * kTimes) {
+        rows_.times.erase(rows_.times.begin(), rows_.times.end() - kTimes);
       }
     }
   }
@@ -113,10 +115,8 @@ class Collector {
     for (MetricSeries& series : rows_.series) {
       sort(series);
     }
-    if (times_.size() > 1) {
-      const auto& first = times_[times_.size() - std::min(times_.size(), kTimes)];
-      const auto steps = static_cast<double>(times_.back().first - first.first);
-      rows_.step_s = steps > 0 ? (times_.back().second - first.second) / steps : 0;
+    if (rows_.times.size() > kTimes) {
+      rows_.times.erase(rows_.times.begin(), rows_.times.end() - kTimes);
     }
     return std::move(rows_);
   }
@@ -154,7 +154,6 @@ class Collector {
 
   MetricRows rows_{};
   std::map<std::string, std::size_t> index_{};
-  std::vector<std::pair<std::int64_t, double>> times_{};  // of the last rows
 };
 
 std::optional<double> number(std::string_view cell) {
@@ -205,6 +204,12 @@ const MetricSeries* MetricRows::find(std::string_view name) const noexcept {
   return found == series.end() ? nullptr : &*found;
 }
 
+double MetricRows::step_seconds(double since) const noexcept {
+  const auto first = std::ranges::find_if(times, [since](const auto& row) { return row.second >= since; });
+  const auto steps = first == times.end() ? 0.0 : static_cast<double>(times.back().first - first->first);
+  return steps > 0 ? (times.back().second - first->second) / steps : 0;
+}
+
 MetricRows parse_metric_lines(std::string_view text) {
   Collector rows;
   const bool cut_off = for_each_line(text, [&](std::string_view line) {
@@ -246,22 +251,55 @@ MetricRows parse_metric_table(std::string_view text) {
   return rows.finish(cut_off);
 }
 
-std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
-  if (const auto lines = run / kMetricLinesName; fs.exists(lines)) {
-    constexpr std::int64_t kMost = std::int64_t{4} << 30;
-    const FileEnd end = read_end(fs, lines, std::min(last_bytes, kMost));
-    MetricRows rows = parse_metric_lines(end.text);
-    rows.partial = !end.is_whole;
-    return rows;
+namespace {
+
+/// nullopt: there is no file.
+std::optional<MetricRows> read_metric_lines(FileSystem& fs, const std::filesystem::path& lines,
+                                            std::int64_t last_bytes) {
+  constexpr std::int64_t kMost = std::int64_t{4} << 30;
+  if (!fs.exists(lines)) {
+    return std::nullopt;
   }
+  const FileEnd end = read_end(fs, lines, std::min(last_bytes, kMost));
+  MetricRows rows = parse_metric_lines(end.text);
+  rows.partial = !end.is_whole;
+  return rows;
+}
+
+/// A later start has written only the table.
+bool was_written_later(const std::filesystem::path& table, const std::filesystem::path& lines) {
+  constexpr std::chrono::seconds kResolution{1};  // each report writes both files, and so does a copy of a run
+  std::error_code failure;
+  const auto of_table = std::filesystem::last_write_time(table, failure);
+  const auto of_lines = failure ? of_table : std::filesystem::last_write_time(lines, failure);
+  return !failure && of_table > of_lines + kResolution;
+}
+
+}  // namespace
+
+std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
+  const auto lines = run / kMetricLinesName;
   const auto table = run / kMetricTableName;
-  return fs.exists(table) ? std::optional(parse_metric_table(read_metric_file(fs, table))) : std::nullopt;
+  const bool has_table = fs.exists(table);
+  std::optional<MetricRows> rows;
+  try {
+    rows = read_metric_lines(fs, lines, last_bytes);
+  } catch (const IoError&) {
+    if (!has_table) {
+      throw;
+    }
+  }
+  if (has_table && (!rows || rows->series.empty() || was_written_later(table, lines))) {
+    rows = parse_metric_table(read_metric_file(fs, table));
+  }
+  return rows;
 }
 
 namespace {
 
-/// The report before the first row. The rows of a run that did not write them from its beginning on start late: then
-/// the first ones are as many steps after it as the second ones are after the first.
+/// Of a file without the column "steps": the report before the first row. The rows of a run that did not write them
+/// from its beginning on start late: then the first ones are as many steps after it as the second ones are after the
+/// first.
 std::int64_t step_before(std::string_view text) {
   std::vector<std::int64_t> steps;  // the first two
   for_each_line(text, [&](std::string_view line) {
@@ -277,13 +315,19 @@ std::int64_t step_before(std::string_view text) {
 
 std::vector<RankTimes> parse_rank_times(std::string_view text) {
   constexpr std::string_view kSuffix = "_ms";
+  constexpr std::string_view kStepsColumn = "steps";  // over which the times of the row are means
   std::vector<std::string> columns;
   std::map<int, RankTimes> ranks;
   std::int64_t current = step_before(text);
-  std::int64_t previous = 0;  // the report before: a rank may be new since a resume
+  std::int64_t previous = 0;            // the report before: a rank may be new since a resume
+  std::optional<std::size_t> steps_at;  // the column
+  std::map<int, double> others;
   for_each_line(text, [&](std::string_view line) {
     if (columns.empty()) {
       columns = csv_cells(line);
+      if (const auto found = std::ranges::find(columns, kStepsColumn); found != columns.end()) {
+        steps_at = static_cast<std::size_t>(found - columns.begin());
+      }
       return;
     }
     const auto cells = split(line, ',');
@@ -296,27 +340,34 @@ std::vector<RankTimes> parse_rank_times(std::string_view text) {
       previous = std::exchange(current, *step);
     }
     const int index = static_cast<int>(*rank);
-    const auto steps = static_cast<double>(current - previous);
+    const auto counted_steps = steps_at ? number(cells[*steps_at]) : std::nullopt;  // earlier rows have none
+    const double steps = counted_steps.value_or(static_cast<double>(current - previous));
     RankTimes& times = ranks[index];
     times.rank = index;
-    times.seconds.resize(columns.size() - 2);
-    double& other = times.seconds.back().second;  // the first column is the whole step
+    double whole = 0;
+    double parts = 0;
+    std::size_t part = 0;
     for (std::size_t i = 2; i < cells.size(); ++i) {
-      const double seconds = number(cells[i]).value_or(0) * steps / 1000;
-      if (i == 2) {
-        other += seconds;
-      } else {
-        const std::string& name = columns[i];
-        times.seconds[i - 3].first = name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
-        times.seconds[i - 3].second += seconds;
-        other -= seconds;
+      if (i == steps_at) {
+        continue;
       }
+      const double seconds = number(cells[i]).value_or(0) * steps / 1000;
+      std::string_view name = columns[i];
+      if (name == "step_ms") {
+        whole = seconds;
+        continue;
+      }
+      name.remove_suffix(name.ends_with(kSuffix) ? kSuffix.size() : 0);
+      times.seconds.resize(std::max(times.seconds.size(), part + 1));
+      times.seconds[part].first = name;
+      times.seconds[part++].second += seconds;
+      parts += seconds;
     }
-    times.seconds.back().first = "other";
+    others[index] += whole - parts;
   });
   std::vector<RankTimes> all;
   for (auto& [rank, times] : ranks) {
-    times.seconds.back().second = std::max(0.0, times.seconds.back().second);
+    times.seconds.emplace_back("other", std::max(0.0, others[rank]));
     all.push_back(std::move(times));
   }
   return all;

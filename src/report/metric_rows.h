@@ -24,19 +24,23 @@ struct MetricSeries {
 struct MetricRows {
   std::vector<MetricSeries> series{};  ///< in the order in which the metrics appear
   std::int64_t last_step = 0;
-  double last_time = 0;      ///< of the last row, in seconds since 1970; 0: not known
-  double step_s = 0;         ///< mean time of a step in the last rows; 0: not known
-  std::int64_t damaged = 0;  ///< complete lines that are no rows, left out
-  bool cut_off = false;      ///< the last line is incomplete, left out: a crash, or a writer that is at work
-  bool partial = false;      ///< only the end of the file was read
+  double last_time = 0;                                  ///< of the last row, in seconds since 1970; 0: not known
+  std::vector<std::pair<std::int64_t, double>> times{};  ///< step and time of the last rows
+  std::int64_t damaged = 0;                              ///< complete lines that are no rows, left out
+  bool cut_off = false;  ///< the last line is incomplete, left out: a crash, or a writer that is at work
+  bool partial = false;  ///< only the end of the file was read
 
   const MetricSeries* find(std::string_view name) const noexcept;  ///< nullptr: there is none
+
+  /// The mean time of a step in the last rows that are not older than `since`; 0: not known.
+  double step_seconds(double since) const noexcept;
 };
 
 inline constexpr std::int64_t kWholeFile = std::numeric_limits<std::int64_t>::max();
 
-/// metrics.jsonl of the directory, else metrics.csv; nullopt: there is neither. Reads only `last_bytes` at the end of a
-/// metrics.jsonl, or as many as its last row needs. Throws: IoError.
+/// metrics.jsonl of the directory, or metrics.csv if that was written later or the other one has no row; nullopt: there
+/// is neither. Reads only `last_bytes` at the end of a metrics.jsonl, or as many as its last row needs. Throws:
+/// IoError.
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run,
                                            std::int64_t last_bytes = kWholeFile);
 MetricRows parse_metric_lines(std::string_view text);  ///< the content of metrics.jsonl

@@ -1,8 +1,11 @@
 // The format: https://prometheus.io/docs/instrumenting/exposition_formats/
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -16,10 +19,9 @@ namespace lockstep {
 namespace {
 
 std::string prometheus_name(std::string_view name) {
-  std::string result = "lockstep_";
-  for (const char c : name) {
-    result += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-  }
+  std::string result(name);
+  std::ranges::replace_if(
+      result, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return result;
 }
 
@@ -38,7 +40,7 @@ std::string prometheus_number(double value) {
 class PrometheusSink final : public MetricSink {
  public:
   PrometheusSink(FileSystem& fs, std::filesystem::path file, std::string_view run)
-      : fs_(fs), file_(std::move(file)), labels_(fmt::format("{{run=\"{}\"}}", label_value(run))) {}
+      : fs_(fs), file_(std::move(file)), run_(fmt::format("run=\"{}\"", label_value(run))) {}
 
   void write(std::int64_t step, std::span<const MetricValue> metrics) override {
     require_distinct(metrics);
@@ -47,8 +49,13 @@ class PrometheusSink final : public MetricSink {
       set(metric.name, metric.value);
     }
     std::string text;
-    for (const auto& [name, value] : values_) {
-      text += fmt::format("# TYPE {} gauge\n{}{} {}\n", name, name, labels_, prometheus_number(value));
+    std::string_view previous;
+    for (const Value& value : values_) {
+      if (value.shown != std::exchange(previous, value.shown)) {
+        text += fmt::format("# TYPE lockstep_{} gauge\n", value.shown);
+      }
+      const std::string name = value.shown == value.name ? "" : fmt::format(",name=\"{}\"", label_value(value.name));
+      text += fmt::format("lockstep_{}{{{}{}}} {}\n", value.shown, run_, name, prometheus_number(value.value));
     }
     try {
       write_file(fs_, file_, text);
@@ -61,21 +68,27 @@ class PrometheusSink final : public MetricSink {
   }
 
  private:
+  struct Value {
+    std::string name{};
+    std::string shown{};  // other names may be shown so too: each has a label with its name
+    double value = 0;
+  };
+
   void set(std::string_view name, double value) {
-    const std::string key = prometheus_name(name);
-    for (auto& [known, old] : values_) {
-      if (known == key) {
-        old = value;
-        return;
-      }
+    if (const auto known = std::ranges::find(values_, name, &Value::name); known != values_.end()) {
+      known->value = value;
+      return;
     }
-    values_.emplace_back(key, value);
+    const std::string shown = prometheus_name(name);
+    const auto last = std::find_if(values_.rbegin(), values_.rend(), [&](const Value& v) { return v.shown == shown; });
+    values_.insert(last == values_.rend() ? values_.end() : last.base(),
+                   {.name = std::string(name), .shown = shown, .value = value});
   }
 
   FileSystem& fs_;
   std::filesystem::path file_;
-  std::string labels_;
-  std::vector<std::pair<std::string, double>> values_{};  // of all rows so far: a validation has others than a report
+  std::string run_;
+  std::vector<Value> values_{};  // of all rows so far: a validation has others than a report
   bool failing_ = false;
 };
 

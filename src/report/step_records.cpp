@@ -226,7 +226,7 @@ void RecordWriter::flush() {
 RankRecords read_records(FileSystem& fs, const std::filesystem::path& path) {
   const auto file = fs.open(path);
   const auto count = file->size() / static_cast<std::int64_t>(kRecordBytes);  // without an incomplete one at the end
-  Lineage lineage(path.filename().string());
+  Lineage lineage(path.string());
   std::vector<std::byte> block;
   for (std::int64_t done = 0; done < count;) {
     constexpr std::int64_t kPerBlock = (1 << 20) / kRecordBytes;

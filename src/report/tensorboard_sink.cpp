@@ -200,15 +200,18 @@ class TensorboardSink final : public MetricSink {
     append(record(event().integer(2, step).message(5, Message().message(1, value))));
   }
 
-  // TensorBoard reads the files of a directory in the order of their names.
+  // TensorBoard reads the files of a directory in the order of their names. The clock may have been set back.
   static std::string file_name(FileSystem& fs, const std::filesystem::path& directory) {
-    const auto seconds = static_cast<std::int64_t>(unix_time());
-    for (int number = 0;; ++number) {
-      std::string name = fmt::format("events.out.tfevents.{:010}.lockstep.{:03}", seconds, number);
-      if (!fs.exists(directory / name)) {
-        return name;
+    constexpr std::string_view kPrefix = "events.out.tfevents.";
+    constexpr std::size_t kDigits = 10;
+    auto seconds = static_cast<std::int64_t>(unix_time());
+    for (const std::string& name : fs.list(directory)) {
+      if (name.starts_with(kPrefix)) {
+        const auto of_name = parse_int(std::string_view(name).substr(kPrefix.size(), kDigits));
+        seconds = std::max(seconds, of_name.value_or(-1) + 1);
       }
     }
+    return fmt::format("{}{:0{}}.lockstep", kPrefix, seconds, kDigits);
   }
 
   void append(const std::string& bytes) {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 #include "base/descriptor.h"
 #include "base/file_lock.h"
@@ -70,6 +71,24 @@ bool is_run_in_use(const Path& directory) noexcept {
 
 bool is_run_of_own_loop(const Path& directory) noexcept {
   return is_locked(directory / kCheckpointsName / kLockName) && !is_locked(directory / kLockName);
+}
+
+std::string kept_batch_limit(FileSystem& fs, const Path& directory) noexcept {
+  try {
+    const Path file = directory / kBatchLimitName;
+    return fs.exists(file) ? read_file(fs, file) : std::string();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a micro-batch that did not fit is not known: {}", error.what()));
+    return {};
+  }
+}
+
+void drop_batch_limit(FileSystem& fs, const Path& directory) noexcept {
+  try {
+    fs.remove(directory / kBatchLimitName);
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("--fresh: a micro-batch that did not fit is not forgotten: {}", error.what()));
+  }
 }
 
 RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchName& launch)
@@ -154,7 +173,9 @@ void RunDirectory::lock(const LaunchName* patient_with) {
       }
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
-                            "wait for that run to end, or use another --run_name");
+                            fmt::format("wait for that run to end, or use another --run_name; if that process is gone, "
+                                        "one that it started still has {} open (fuser names it)",
+                                        (directory_ / kLockName).string()));
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -20,8 +20,13 @@ std::unique_ptr<FileLock> try_lock_run(FileSystem& fs, const std::filesystem::pa
 /// True if a process holds the lock of the directory or of its checkpoints. Creates, writes and locks nothing.
 bool is_run_in_use(const std::filesystem::path& directory) noexcept;
 /// True if only its checkpoints are locked: by a CheckpointStore of a hand-written loop, without a Trainer. With
-/// --fresh run() locks the directory for such a loop, too.
+/// --fresh or memory.halve_batch run() locks the directory for such a loop, too.
 bool is_run_of_own_loop(const std::filesystem::path& directory) noexcept;
+
+/// The file in which a run remembers a micro-batch that did not fit; "": there is none, or it cannot be read.
+std::string kept_batch_limit(FileSystem& fs, const std::filesystem::path& directory) noexcept;
+/// Warns if that cannot be done.
+void drop_batch_limit(FileSystem& fs, const std::filesystem::path& directory) noexcept;
 
 class RunDirectory {
  public:

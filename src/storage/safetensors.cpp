@@ -247,7 +247,8 @@ std::string quoted(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    throw CheckpointError("a name or a metadata text is not valid UTF-8");
+    throw CheckpointError(fmt::format("the name or metadata text '{}' is not UTF-8", printable(text)),
+                          "give each tensor a name in UTF-8");
   }
 }
 

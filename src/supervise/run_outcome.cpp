@@ -22,10 +22,6 @@ std::string signal_text(int signal) {
   return fmt::format("signal {} ({})", signal, name == nullptr ? "unknown" : name);
 }
 
-bool is_stop_request(int signal) {
-  return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1 || signal == SIGHUP;
-}
-
 /// " at step 812 in data", or "".
 std::string after_blank(const std::string& text) { return text.empty() ? text : " " + text; }
 
@@ -95,9 +91,12 @@ void RunOutcome::exited(int rank, const Ending& ending) {
   }
   // Another program may use the codes 75 and 130 for anything.
   const bool may_stop = ending.tells_steps || !forwarded_.empty();
-  const bool well = state.finished == 0 || (may_stop && (state.finished == kStopped || state.finished == kInterrupted));
-  // A stop request may arrive after the work, when its handler is no longer installed.
-  if (well && (status.signal == 0 ? status.code == state.finished : is_stop_request(status.signal))) {
+  const bool stopped = may_stop && (state.finished == kStopped || state.finished == kInterrupted);
+  // After a stop everything is saved, and main() may end with any code. A stop request may arrive after the work, when
+  // its handler is no longer installed.
+  const bool as_announced =
+      status.signal == 0 ? stopped || status.code == state.finished : is_stop_request(status.signal);
+  if ((state.finished == 0 || stopped) && as_announced) {
     state.ended_well = true;
     stop_code_ = stop_code_ == 0 ? *state.finished : stop_code_;
   } else if (status.signal != 0) {

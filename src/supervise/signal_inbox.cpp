@@ -83,10 +83,27 @@ std::optional<int> SignalInbox::take() noexcept {
 
 std::optional<int> SignalInbox::take_stop() noexcept {
   std::optional<int> taken = take();
-  while (taken == SIGUSR2) {
+  while (taken == SIGUSR2 || taken == SIGTSTP) {
+    if (taken == SIGTSTP) {
+      suspend();
+    }
     taken = take();
   }
   return taken;
+}
+
+void SignalInbox::suspend() noexcept {
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  struct sigaction passed {};
+  sigaction(SIGTSTP, &standard, &passed);
+  raise(SIGTSTP);  // is blocked: it arrives when it is unblocked
+  sigset_t only{};
+  sigemptyset(&only);
+  sigaddset(&only, SIGTSTP);
+  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+  pthread_sigmask(SIG_BLOCK, &only, nullptr);
+  sigaction(SIGTSTP, &passed, nullptr);
 }
 
 }  // namespace lockstep

@@ -11,10 +11,10 @@
 
 namespace lockstep {
 
-/// While it exists, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP are queued in a descriptor and do not interrupt this
-/// thread, whichever thread of the program they reach. Only this thread may take them. Signals that were ignored stay
-/// ignored. Children can be reaped even if the parent of this process ignored SIGCHLD. If a file reaches the size limit
-/// (SIGXFSZ), or the reader of a pipe has ended (SIGPIPE), only the write fails.
+/// While it exists, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and SIGTSTP are queued in a descriptor and do not
+/// interrupt this thread, whichever thread of the program they reach. Only this thread may take them. Signals that were
+/// ignored stay ignored. Children can be reaped even if the parent of this process ignored SIGCHLD. If a file reaches
+/// the size limit (SIGXFSZ), or the reader of a pipe has ended (SIGPIPE), only the write fails.
 class SignalInbox {
  public:
   SignalInbox();  ///< Throws: LaunchError
@@ -24,12 +24,14 @@ class SignalInbox {
 
   int fd() const noexcept { return fd_.get(); }
   std::optional<int> take() noexcept;  ///< the next queued signal
-  /// The next one that requests a stop. SIGUSR2, which asks ranks for their stacks, is dropped before it: call it while
-  /// there are no ranks.
+  /// The next one that requests a stop. SIGUSR2, which asks ranks for their stacks, is dropped before it, and SIGTSTP
+  /// suspends this process: call it while there are no ranks.
   std::optional<int> take_stop() noexcept;
+  /// As SIGTSTP without a handler: returns when the process goes on, and at once where no shell could let it go on.
+  static void suspend() noexcept;
 
  private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP, SIGTSTP};
 
   Descriptor fd_{};
   std::array<struct sigaction, kSignals.size()> before_{};

@@ -62,7 +62,9 @@ class Supervisor {
         read_messages(rank);
       }
       for (const int rank : ended) {
-        handle_exit(rank);
+        if (watched(rank).has_ended()) {
+          handle_exit(rank);
+        }
       }
       if (options_.each_turn) {
         options_.each_turn();
@@ -124,7 +126,8 @@ class Supervisor {
       entries.push_back({.fd = fd, .events = POLLIN, .revents = 0});
       actions.push_back(std::move(action));
     };
-    const bool reads_all = !terminal_.is_full();
+    // A rank that waits until we read its output cannot save.
+    const bool reads_all = !terminal_.is_full() || !forwarded_.empty();
     watch(signals_.fd(), [](short) {});
     watch(terminal_.room_fd(), [this](short) { terminal_.take_room(); });
     for (int rank = 0; rank < size(); ++rank) {
@@ -132,7 +135,7 @@ class Supervisor {
       if (!of_rank.process().is_running()) {
         continue;
       }
-      watch(of_rank.process().pidfd(), [&ended, rank](short) { ended.push_back(rank); });
+      watch(of_rank.end_fd(), [&ended, rank](short) { ended.push_back(rank); });
       watch(of_rank.channel_fd(), [this, rank](short events) {
         read_messages(rank);
         if ((events & POLLHUP) != 0) {  // otherwise poll would always return at once
@@ -163,6 +166,10 @@ class Supervisor {
         order(Message::Kind::dump);
         continue;
       }
+      if (*signal == SIGTSTP) {
+        suspend();
+        continue;
+      }
       if (*signal == SIGINT && first_interrupt_ && Clock::now() > *first_interrupt_ + deadlines::kSecondInterrupt) {
         outcome_.killed_by_user();
         kill_all();
@@ -183,8 +190,30 @@ class Supervisor {
     stall_watch_.stop_asked_for(Clock::now());
     for (const WatchedRank& rank : ranks_) {
       if (rank.process().is_running()) {
-        rank.process().send_signal(signal);
-        rank.process().send_signal(SIGCONT);  // a stopped rank would not receive the signal
+        rank.send_signal(signal);
+        rank.send_signal(SIGCONT);  // a stopped rank would not receive the signal
+      }
+    }
+  }
+
+  /// Ctrl-Z stops the whole job, as of any program; the ranks have process groups of their own.
+  void suspend() {
+    const auto signal_ranks = [this](int signal) {
+      for (const WatchedRank& rank : ranks_) {
+        if (rank.process().is_running()) {
+          rank.process().signal_group(signal);
+        }
+      }
+    };
+    const auto began = Clock::now();
+    signal_ranks(SIGSTOP);
+    SignalInbox::suspend();
+    signal_ranks(SIGCONT);
+    const auto now = Clock::now();
+    stall_watch_.leave_out(now);
+    for (std::optional<Clock::time_point>* const due : {&kill_at_, &notice_at_}) {
+      if (*due) {
+        **due += now - began;
       }
     }
   }
@@ -219,7 +248,7 @@ class Supervisor {
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
       const bool runs = process(rank).is_running();
-      const pid_t pid = process(rank).pid();
+      const pid_t pid = watched(rank).pid();
       stall_watch_.take_limits(progress_[rank]);
       samples.push_back({.view = view(progress_[rank]),
                          .process = runs ? read_process_state(pid) : ProcessState{},
@@ -328,7 +357,7 @@ class Supervisor {
   void look_for_a_mismatch() {
     std::vector<RankSample> samples;
     for (int rank = 0; rank < size(); ++rank) {
-      samples.push_back({.view = view(progress_[rank]), .pid = process(rank).pid()});
+      samples.push_back({.view = view(progress_[rank]), .pid = watched(rank).pid()});
     }
     if (call_different_collectives(samples)) {
       say("warning: the ranks are in different collectives:");
@@ -343,7 +372,7 @@ class Supervisor {
   void ask_strangers_to_end() {
     for (int rank = 0; rank < size(); ++rank) {
       if (is_stranger(rank) && process(rank).is_running()) {
-        process(rank).send_signal(SIGTERM);
+        watched(rank).send_signal(SIGTERM);
       }
     }
   }

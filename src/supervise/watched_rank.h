@@ -21,6 +21,15 @@ class WatchedRank {
   RankOutput& output() noexcept { return output_; }
   const MemoryWatch& memory() const noexcept { return memory_; }
 
+  /// The process that announces its end: the first one, or a program that a script has started as its child.
+  pid_t pid() const noexcept { return program_pid_; }
+  /// To this process; while none is known, and after its end, to all of the rank's process group.
+  void send_signal(int signal) const noexcept;
+  int end_fd() const noexcept;  ///< readable when the rank may have ended: see has_ended()
+  /// False: a stop request ended the script of the rank, but not the program, which saves what it has done. The program
+  /// gets the request, too. Call it when end_fd() is readable.
+  bool has_ended();
+
   std::optional<Message> receive();
   bool has_sent() const noexcept { return has_sent_; }  ///< a message; a program of another library sends none
   /// What it told of its work before it announced its failure; "": nothing.
@@ -43,6 +52,9 @@ class WatchedRank {
   WorkerProcess process_;
   RankOutput output_;
   MemoryWatch memory_;
+  pid_t program_pid_;
+  Descriptor program_{};  // of program_pid_, if it is not the first process
+  bool script_is_gone_ = false;
   std::string what_is_left_{};
   bool has_sent_ = false;
   bool channel_is_open_ = true;

@@ -212,6 +212,10 @@ bool read_failure(int fd, StartFailure& failure) {
 
 }  // namespace
 
+bool is_stop_request(int signal) noexcept {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGUSR1 || signal == SIGHUP;
+}
+
 WorkerProcess::WorkerProcess(const WorkerCommand& command) : channel_(-1) {
   const std::string program = command.program.empty() ? "this program" : command.program;
   std::vector<std::string> argv = command.argv;
@@ -274,22 +278,23 @@ WorkerProcess::~WorkerProcess() {
   }
 }
 
-void WorkerProcess::send_signal(int signal) const noexcept {
-  syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
-}
+void WorkerProcess::signal_group(int signal) const noexcept { kill(-pid_, signal); }
 
-void WorkerProcess::kill_group() const noexcept { kill(-pid_, SIGKILL); }
-
-ExitStatus WorkerProcess::reap() noexcept {
+ExitStatus WorkerProcess::status() const noexcept {
   siginfo_t info{};
-  // Until the process is reaped, its pid and the group's id cannot be reused: so check first, then kill the group, then
-  // reap.
   retry([&] { return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT); });
-  kill_group();
-  retry([&] { return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED); });
-  pidfd_.close();
   return info.si_code == CLD_EXITED ? ExitStatus{.code = info.si_status, .signal = 0}
                                     : ExitStatus{.code = 0, .signal = info.si_status};
+}
+
+ExitStatus WorkerProcess::reap() noexcept {
+  // Until the process is reaped, its pid and the group's id cannot be reused: so check first, then kill the group, then
+  // reap.
+  const ExitStatus ended = status();
+  kill_group();
+  retry([&] { return waitpid(pid_, nullptr, 0); });
+  pidfd_.close();
+  return ended;
 }
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <lockstep/base/variables.h>
@@ -18,6 +19,9 @@ struct ExitStatus {
   int code = 0;
   int signal = 0;  ///< 0: it exited by itself
 };
+
+/// SIGINT, SIGTERM, SIGUSR1 or SIGHUP.
+bool is_stop_request(int signal) noexcept;
 
 struct WorkerCommand {
   std::string program{};  ///< "": the program of own_program
@@ -52,8 +56,10 @@ class WorkerProcess {
   Descriptor& errors() noexcept { return errors_; }
   const Channel& channel() const noexcept { return channel_; }
 
-  void send_signal(int signal) const noexcept;
-  void kill_group() const noexcept;
+  void signal_group(int signal) const noexcept;
+  void kill_group() const noexcept { signal_group(SIGKILL); }
+  /// How it ended, before it is reaped. Blocks until the process has ended.
+  ExitStatus status() const noexcept;
   /// Kills the remaining process group and reads the exit status. Blocks until the process has ended.
   ExitStatus reap() noexcept;
   /// Stops waiting for a process that does not end after SIGKILL.

@@ -22,6 +22,7 @@
 #include "base/text.h"
 #include "checkpoint/rng_scope.h"
 #include "trainer/fit_run.h"
+#include "trainer/source_check.h"
 #include "trainer/step_context.h"
 #include "trainer/watch/repeated_warnings.h"
 #include "world/world_access.h"
@@ -47,14 +48,11 @@ FitResult Fit::run() {
     }
     tell_callbacks(error);
     throw;
-  } catch (const IoError& error) {  // saving failed, or would fail
-    end_failed(error, /*may_save=*/false);
-    throw;
   } catch (const std::exception& error) {
-    end_failed(error, /*may_save=*/true);
+    end_failed(error);
     throw;
   } catch (...) {
-    end_failed(Error("an exception of unknown type"), /*may_save=*/true);
+    end_failed(Error("an exception of unknown type"));
     throw;
   }
 }
@@ -64,17 +62,17 @@ FitResult Fit::train() {
   is_between_steps_ = true;
   notify(Stage::fit_start);
   anomalies_.begin(snapshot_parts(), state_.step);
-  const Step::Context context{.strategy = *strategy_,
-                              .world = world_,
-                              .config = config_,
-                              .meter = metrics_.of_window(),
-                              .epoch_meter = metrics_.of_epoch(),
-                              .spikes = anomalies_.spikes().gate(),
-                              .loss_check = world_.is_main() ? &loss_check_ : nullptr,
-                              .graphs = graphs_ ? &*graphs_ : nullptr,
-                              .loss_factor = loss_factor_,
-                              .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
-                              .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
+  Step::Context context{.strategy = *strategy_,
+                        .world = world_,
+                        .config = config_,
+                        .meter = metrics_.of_window(),
+                        .epoch_meter = metrics_.of_epoch(),
+                        .spikes = anomalies_.spikes().gate(),
+                        .loss_check = world_.is_main() ? &loss_check_ : nullptr,
+                        .graphs = graphs_ ? &*graphs_ : nullptr,
+                        .loss_factor = loss_factor_,
+                        .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
+                        .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
   Step step(context);
   if (!limits_.are_reached(state_)) {  // else there is nothing that more time would continue
     look_at_time();
@@ -96,6 +94,10 @@ FitResult Fit::train() {
     if (batches == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
       agreed_.stop = world_.any(asked_to_stop_());
       break;
+    }
+    if (begins_epoch() || place_.steps == 0) {  // a ReloadedLoader may have another global batch in each epoch
+      follow_global_batch();
+      context.loss_factor = loss_factor_;
     }
     const bool ends_epoch = batches->ends_epoch;  // what follows may read from the loader
     run_step(step, *batches);
@@ -124,6 +126,7 @@ FitResult Fit::train() {
       validate();
     }
     if (agreed_.save_ended) {
+      record_.set_phase(Phase::save);
       tell_saved(checkpoints_.collect());
     }
     if (agreed_.save || checkpoints_.is_due(state_, ends_epoch)) {
@@ -143,6 +146,7 @@ const StepBatches* Fit::next_batches() {
 }
 
 void Fit::run_step(Step& step, const StepBatches& batches) {
+  check_step(batches);  // before anything is half done
   is_between_steps_ = false;
   reports_.forget_step();
   metrics_.forget_step();

@@ -90,11 +90,9 @@ RunTimes Fit::run_times() {
 }
 
 // Not after a CommError, see run().
-void Fit::end_failed(const std::exception& error, bool may_save) noexcept {
+void Fit::end_failed(const std::exception& error) noexcept {
   const KeptPlace place(record_);
-  if (may_save) {
-    save_after_failure();
-  }
+  save_after_failure();
   record_last_steps();
   tell_what_is_left();
   note_failure(error);
@@ -136,13 +134,13 @@ void Fit::tell_what_is_left() noexcept {
   const std::filesystem::path written = hold_->written_directory();
   std::error_code ignored;
   const bool was_moved = !written.empty() && !std::filesystem::exists(written, ignored);
-  if (!plan_.facts.supervised && !was_moved && (step || has_lost_steps)) {
+  if (!plan_.facts.started_by_program && !was_moved && (step || has_lost_steps)) {
     WorldAccess::tell_what_is_left(world_, describe_saved(plan_, run_directory(config_), step));
   }
 }
 
 void Fit::note_failure(const std::exception& error) noexcept {
-  if (!plan_.facts.supervised) {
+  if (!plan_.facts.started_by_program) {
     files_.event("failure", {{"rank", std::int64_t{world_.rank()}},
                              {"step", state_.step},
                              {"what", std::string(first_line(without_frames(error.what())))}});

@@ -15,6 +15,7 @@
 #include "parallel/parameter_sync.h"
 #include "trainer/fit_run.h"
 #include "trainer/output/metric_names.h"
+#include "trainer/step_limit.h"
 #include "trainer/validate.h"
 
 namespace lockstep {
@@ -114,9 +115,8 @@ void Fit::validate() {
 void Fit::validate_now() {
   const auto began = Clock::now();
   const auto all = validation_->steps_per_epoch();
-  const StepCount limit = config_.validate.max_batches;
-  const std::int64_t most = limit.is_all() ? 0 : limit.of(all.value_or(0));  // a part of an unknown length was refused
-  const auto total = limit.is_all() ? all : std::min(most, all.value_or(most));
+  const std::int64_t most = limit_of_validation(config_).of(*validation_);
+  const auto total = most == 0 ? all : std::min(most, all.value_or(most));
   Metrics logged;  // for this validation
   StageContext start = at(Stage::validation_start);
   start.log_to = &logged;

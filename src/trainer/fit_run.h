@@ -145,6 +145,7 @@ class Fit {
   void prepare();
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
+  std::int64_t follow_global_batch();
   void set_rates_of_last_step();
   void prepare_graphs(bool has_metrics);
   void validate_at_start();
@@ -173,7 +174,7 @@ class Fit {
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
   RunTimes run_times();
-  void end_failed(const std::exception& error, bool may_save) noexcept;
+  void end_failed(const std::exception& error) noexcept;
   void save_after_failure() noexcept;
   void record_last_steps() noexcept;
   void tell_what_is_left() noexcept;

@@ -32,6 +32,7 @@
 #include "trainer/in_precision.h"
 #include "trainer/load_weights.h"
 #include "trainer/output/metric_names.h"
+#include "trainer/step_limit.h"
 #include "trainer/validate.h"
 #include "world/device_graph.h"
 #include "world/world_access.h"
@@ -56,12 +57,8 @@ std::array<Monitor, 3> monitors_of(const TrainConfig& config) {
 /// `data`: nullptr: the fit does not validate.
 void check_validation_data(const TrainConfig& config, const BatchSource* data) {
   std::vector<Problem> problems;
-  const StepCount limit = config.validate.max_batches;
-  if (data != nullptr && limit.is_part() && !data->steps_per_epoch()) {
-    problems.push_back({fmt::format("--validate.max_batches {}%: the length of the validation data is not known, "
-                                    "expected a number of steps",
-                                    limit.percent()),
-                        "use --validate.max_batches N"});
+  if (data != nullptr) {
+    note_problems(problems, [&] { limit_of_validation(config).of(*data); });
   }
   for (const Monitor& monitor : monitors_of(config)) {
     if (monitor.metric.starts_with(kValidationPrefix) && data == nullptr) {
@@ -107,6 +104,15 @@ void warn_about_monitors(const TrainConfig& config) {
   }
 }
 
+// The end of a run saves, too, but a failure before it would lose everything.
+void tell_seldom_saves(const CheckpointConfig& checkpoints, std::int64_t steps_per_epoch) {
+  if (checkpoints.enabled && checkpoints.every_steps == 0 && checkpoints.every_s == 0 && steps_per_epoch == 0) {
+    log_info(
+        "no checkpoint is saved before the first end of an epoch, and the length of an epoch is not known: "
+        "--checkpoint.every_s 600 saves by time");
+  }
+}
+
 // Checked at the start: an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
@@ -135,7 +141,8 @@ void tell_evaluation_mode(const torch::nn::Module& module) {
   }
 }
 
-void tell_start(const Plan& plan, World& world, RunFiles& files) {
+/// `total_steps`: 0: not known.
+void tell_start(const Plan& plan, World& world, std::int64_t total_steps, RunFiles& files) {
   std::vector<std::string> hosts;
   std::vector<std::string> devices;
   for (const RankPlace& place : WorldAccess::places(world)) {
@@ -146,6 +153,7 @@ void tell_start(const Plan& plan, World& world, RunFiles& files) {
                         {"launch", plan.launch},
                         {"hosts", join(hosts, ", ")},
                         {"devices", join(devices, ", ")},
+                        {"total_steps", total_steps},
                         {"build", build_text()}});
 }
 
@@ -183,6 +191,10 @@ void check_static_graph(const TrainConfig& config, int ranks, std::int64_t globa
   }
 }
 
+bool has_validation(const Metrics& metrics) {
+  return std::ranges::any_of(metrics, [](const auto& metric) { return metric.first.starts_with(kValidationPrefix); });
+}
+
 double batch_factor(LrScaling scaling, std::int64_t global_batch, std::int64_t reference) {
   if (scaling == LrScaling::none) {
     return 1;
@@ -211,25 +223,23 @@ void Fit::prepare() {
   const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
   limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
   check_schedules(schedules, schedule_step());
+  validation_times_.begin(limits_.steps_per_epoch());
   strategy_->prepare(module, optimizers);
   check_validation_data(config_, validation_);
   if (world_.is_main()) {
     warn_about_monitors(config_);
+    tell_seldom_saves(config_.checkpoint, limits_.steps_per_epoch());
   }
   if (config_.checkpoint.enabled) {
     check_dtypes(module);
   }
   check_optimizer_state(*strategy_, config_);
   callbacks_.begin(module, world_);
-  tell_start(plan_, world_, files_);
+  tell_start(plan_, world_, limits_.steps(), files_);
   seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
   resume(std::move(origin), schedules);
   check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
-  validation_times_.begin(limits_.steps_per_epoch());
-  const std::int64_t resumed_batch = train_.position().global_batch;  // a resumed run may keep that of its checkpoint
-  const std::int64_t batch = resumed_batch > 0 ? resumed_batch : plan_.loader.batch.global_batch_size;
-  lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
-  loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
+  const std::int64_t batch = follow_global_batch();
   if (resumed_ && state_.step > 0) {
     set_rates_of_last_step();
     check_static_graph(config_, world_.size(), batch, plan_.loader.batch.batch_size);
@@ -240,6 +250,15 @@ void Fit::prepare() {
   recorder_.open(hold_->path(), state_.step, world_);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
+}
+
+// It is another one than planned if a resumed run keeps that of its checkpoint, or if a ReloadedLoader changes it.
+std::int64_t Fit::follow_global_batch() {
+  const std::int64_t known = train_.position().global_batch;
+  const std::int64_t batch = known > 0 ? known : plan_.loader.batch.global_batch_size;
+  lr_scale_ = batch_factor(config_.optim.lr_scaling, batch, config_.optim.lr_batch_size);
+  loss_factor_ = batch_factor(config_.optim.loss_scaling, batch, config_.optim.lr_batch_size);
+  return batch;
 }
 
 // What is known before the first step; PassGraphs finds the rest.
@@ -296,8 +315,13 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   resumed_ = true;
   steps_at_start_ = state_.step;
   monitor_is_known_ = checkpoints_.best().has_value();
+  validation_times_.begin(limits_.steps_per_epoch());  // a resumed epoch may have another number of steps
   Metrics measured = metrics_of(origin->contents);
   reports_.restore_last(measured);
+  const bool ended_epoch = state_.epoch > saved_state(origin->contents).epoch;  // it is over with this global batch
+  if (ended_epoch && validation_ != nullptr && !has_validation(measured)) {
+    place_.validation_is_due |= validation_times_.is_due(state_, place_.steps, /*ends_epoch=*/true);
+  }
   if (place_.validation_is_due) {
     reports_.restore_step(std::move(measured));
   }
@@ -308,7 +332,10 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   } else if (place_.validation_is_due && validation_ != nullptr) {
     console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
-  files_.event("resume", {{"step", state_.step}, {"epoch", place_.number}, {"from", origin->name}});
+  files_.event("resume", {{"step", state_.step},
+                          {"epoch", place_.number},
+                          {"total_steps", limits_.steps()},  // an epoch may have become longer or shorter
+                          {"from", origin->name}});
 }
 
 // For callbacks of a validation before the first step, such as ReduceOnPlateau.
@@ -330,6 +357,7 @@ void Fit::validate_at_start() {
     validate();
     if (!place_.validation_is_due) {
       completed_validation_ = true;
+      record_.set_phase(Phase::save);
       tell_saved(checkpoints_.save_again(state_.step, [this] { return contents(); }));
     }
     return;

@@ -90,7 +90,7 @@ class RangeRecorder final : public Callback {
  public:
   RangeRecorder(const LrRangeOptions& options, LrRange& range) : options_(options), range_(range) {}
 
-  std::string_view name() const override { return "lr_range"; }
+  std::string name() const override { return "lr_range"; }
   std::uint32_t stages() const override { return Stage::step_start | Stage::step_end; }
   bool is_light() const override { return true; }
 
@@ -166,7 +166,7 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
   if (!plan.config.init_weights.empty() && would_resume(plan, world)) {
     of_range.config.init_weights.clear();  // they may be gone
   }
-  Trainer trainer(of_range, world);
+  Trainer trainer(of_range, world, TrainControl());
   trainer.add(std::make_shared<RangeRecorder>(options, range));
   RangeTask range_task(task);
   with_state_kept(task.module(), world.device(), [&] { trainer.fit(range_task, train); });

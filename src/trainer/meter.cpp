@@ -16,6 +16,7 @@
 #include "base/mapped.h"
 #include "base/text.h"
 #include "report/metric_file.h"
+#include "trainer/output/metric_names.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -92,10 +93,7 @@ Meter::Mean& Meter::mean_of(const StepOutput& output, std::size_t index) {
   if (found != means_.end()) {
     return *found;
   }
-  if (name.empty() || name.find('\n') != std::string::npos) {  // agree_on_names() sends one name a line
-    throw Error(fmt::format("found the metric name '{}', expected one line of text", printable(name)),
-                "give each metric of a StepOutput a name without line breaks");
-  }
+  check_metric_name(name);  // agree_on_names() sends one name a line
   return means_.emplace_back(Mean{.name = name});
 }
 

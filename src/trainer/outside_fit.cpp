@@ -16,6 +16,7 @@
 #include "trainer/output/metric_names.h"
 #include "trainer/output/run_reports.h"
 #include "trainer/prediction.h"
+#include "trainer/step_limit.h"
 #include "trainer/validate.h"
 
 namespace lockstep {
@@ -69,8 +70,18 @@ class OutsideFit {
   const StepResult step_{};
 };
 
+/// The last callbacks of a loop. A stop that they request comes too late for it, and is not for the next fit.
+void call_at_end(TrainerParts& trainer, const StageContext& end) {
+  const bool was_asked = trainer.control.stop_requested() != StopKind::none;
+  trainer.callbacks.call(end);
+  if (!was_asked && trainer.control.stop_requested() == StopKind::program && !trainer.control.in_fit()) {
+    trainer.control.clear_requests();
+  }
+}
+
 /// A loop over data without gradients, for Trainer::validate and test.
 struct EvaluationLoop {
+  StepLimit (*limit)(const TrainConfig&);
   StepOutput (Task::*step)(const Batch&);
   Stage start;
   Stage batch_start;
@@ -81,7 +92,8 @@ struct EvaluationLoop {
   const char* name;
 };
 
-constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
+constexpr EvaluationLoop kValidation{.limit = limit_of_validation,
+                                     .step = &Task::validation_step,
                                      .start = Stage::validation_start,
                                      .batch_start = Stage::validation_batch_start,
                                      .batch_end = Stage::validation_batch_end,
@@ -89,7 +101,8 @@ constexpr EvaluationLoop kValidation{.step = &Task::validation_step,
                                      .prefix = kValidationPrefix,
                                      .phase = Phase::validation,
                                      .name = "the validation"};
-constexpr EvaluationLoop kTest{.step = &Task::test_step,
+constexpr EvaluationLoop kTest{.limit = limit_of_test,
+                               .step = &Task::test_step,
                                .start = Stage::test_start,
                                .batch_start = Stage::test_batch_start,
                                .batch_end = Stage::test_batch_end,
@@ -99,6 +112,9 @@ constexpr EvaluationLoop kTest{.step = &Task::test_step,
                                .name = "the test"};
 
 Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, const EvaluationLoop& loop) {
+  const TrainConfig& config = trainer.plan.config;
+  const StepLimit limit = loop.limit(config);
+  const std::int64_t most = limit.of(data);
   OutsideFit outside(trainer, task);
   Metrics metrics;
   Metrics logged;
@@ -110,9 +126,10 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
   trainer.callbacks.call(at(loop.start));
   auto evaluated = evaluated_weights(trainer);
   auto weights = trainer.callbacks.validation_scopes(trainer.world);
-  Evaluation evaluation = evaluate(task, data, trainer.world, trainer.plan.config, trainer.control,
+  Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control,
                                    {.step = loop.step,
                                     .phase = loop.phase,
+                                    .max_batches = most,
                                     .least_stop = least_stop(trainer),
                                     .on_batch_start = batch_callbacks(trainer.callbacks, at(loop.batch_start)),
                                     .on_batch_end = batch_callbacks(trainer.callbacks, at(loop.batch_end))});
@@ -121,6 +138,9 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
   if (!evaluation.complete) {
     trainer.callbacks.call(at(Stage::evaluation_stopped));
     throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
+  }
+  if (evaluation.is_part) {
+    tell_part(loop.name, most, limit, config);
   }
   metrics = std::move(evaluation.means);
   for (auto& [name, value] : metrics) {
@@ -131,7 +151,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
   for (const auto& [name, value] : logged) {
     end.log(name, value);
   }
-  trainer.callbacks.call(end);
+  call_at_end(trainer, end);
   if (trainer.callbacks.has_any()) {
     check_same_on_all_ranks(metrics, trainer.world);
   }
@@ -157,7 +177,7 @@ void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Pr
     trainer.callbacks.call(outside.at(Stage::evaluation_stopped));
     throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));
   }
-  trainer.callbacks.call(outside.at(Stage::predict_end));
+  call_at_end(trainer, outside.at(Stage::predict_end));
 }
 
 }  // namespace

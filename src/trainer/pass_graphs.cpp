@@ -20,6 +20,7 @@
 #include "base/mapped.h"
 #include "base/text.h"
 #include "data/for_each_tensor.h"
+#include "parallel/for_each_module.h"
 #include "tensor/stream_memory.h"
 
 namespace lockstep {
@@ -40,8 +41,8 @@ std::string describe(const at::Tensor& tensor) {
 /// Micro-batches of one kind can share a graph.
 std::string kind_of(const PassGraphs::MicroBatch& micro) {
   const Batch& batch = micro.batch;
-  std::string kind = fmt::format("{} of loader {} weigh {}, {} replaced; {}; {}; {}", batch.samples, batch.loader,
-                                 micro.weight, fmt::join(batch.replaced, ","), describe(batch.input),
+  std::string kind = fmt::format("{} of loader {} weigh {} x {}, {} replaced; {}; {}; {}", batch.samples, batch.loader,
+                                 micro.weight, micro.loss_factor, fmt::join(batch.replaced, ","), describe(batch.input),
                                  describe(batch.target), describe(batch.weight));
   for (const auto& [name, tensor] : batch.fields) {
     kind += fmt::format("; {} {}", name, describe(tensor));
@@ -136,24 +137,18 @@ class PassGraphs::Layout {
   };
 
   static std::vector<Place> places_of(const torch::nn::Module& module) {
-    std::vector<Place> places{{.is_on = module.is_training()}};
-    add_contents(module, places);
-    return places;
-  }
-  // Without the names of the whole path, which would take most of the time.
-  static void add_contents(const torch::nn::Module& module, std::vector<Place>& places) {
-    for (const auto& tensors : {module.named_parameters(/*recurse=*/false), module.named_buffers(/*recurse=*/false)}) {
-      for (const auto& item : tensors) {
-        const at::Tensor& tensor = item.value();
-        places.push_back({.tensor = tensor,
-                          .memory = tensor.has_storage() ? tensor.const_data_ptr() : nullptr,
-                          .is_on = tensor.requires_grad()});
+    std::vector<Place> places;
+    for_each_module(module, [&](const torch::nn::Module& part, const std::shared_ptr<torch::nn::Module>& pointer) {
+      places.push_back({.part = pointer, .is_on = part.is_training()});
+      for (const auto& tensors : {part.parameters(/*recurse=*/false), part.buffers(/*recurse=*/false)}) {
+        for (const at::Tensor& tensor : tensors) {
+          places.push_back({.tensor = tensor,
+                            .memory = tensor.has_storage() ? tensor.const_data_ptr() : nullptr,
+                            .is_on = tensor.requires_grad()});
+        }
       }
-    }
-    for (const auto& part : module.children()) {
-      places.push_back({.part = part, .is_on = part->is_training()});
-      add_contents(*part, places);
-    }
+    });
+    return places;
   }
 
   const torch::nn::Module& module_;

@@ -38,8 +38,9 @@ class PassGraphs {
   using Pass = std::function<StepOutput(const Batch&)>;
   struct MicroBatch {
     const Batch& batch;
-    double weight;     ///< of its loss: a constant of the graph
-    bool begins_step;  ///< the first one of a step
+    double weight;           ///< of its loss: a constant of the graph
+    double loss_factor = 1;  ///< likewise
+    bool begins_step;        ///< the first one of a step
   };
 
   /// `module` and `clock` must live longer.

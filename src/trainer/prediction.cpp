@@ -16,6 +16,7 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/ceil_div.h"
 #include "base/crc32c.h"
 #include "base/json.h"
 #include "base/mapped.h"
@@ -30,6 +31,8 @@
 #include "trainer/agreed_stop.h"
 #include "trainer/evaluation_scope.h"
 #include "trainer/in_precision.h"
+#include "trainer/source_check.h"
+#include "trainer/step_limit.h"
 #include "world/agreement.h"
 #include "world/world_access.h"
 
@@ -93,6 +96,7 @@ struct PartList {
   std::string data{};     ///< BatchSource::fingerprint(); "": not known
   std::int64_t step = 0;
   bool complete = false;
+  bool limited = false;  ///< complete, but predict.max_batches has left out the steps after `step`
   LoaderPosition position{};
   std::vector<std::string> parts{};
 };
@@ -103,14 +107,15 @@ std::string part_list_text(const PartList& progress) {
   const LoaderPosition& at = progress.position;
   return dump_json({{"format", 1},
                     {"weights", progress.weights},
-                    {"data", progress.data},
+                    {"data", exact_json(progress.data)},
                     {"step", progress.step},
                     {"complete", progress.complete},
+                    {"limited", progress.limited},
                     {"epoch", at.epoch},
                     {"consumed", at.consumed},
                     {"dataset_size", at.dataset_size},
                     {"global_batch", at.global_batch},
-                    {"source_state", at.state},
+                    {"source_state", exact_json(at.state)},
                     {"parts", progress.parts}});
 }
 
@@ -118,21 +123,39 @@ PartList parse_part_list(const std::string& text, const Path& directory) {
   try {
     const Json json = parse_json(text);
     const auto optional = [&](const char* name) {
-      return json.contains(name) ? member_as<std::string>(json, name) : std::string();
+      return json.contains(name) ? exact_text(json[name], name) : std::string();
     };
     return {.weights = optional("weights"),
             .data = optional("data"),
             .step = member_as<std::int64_t>(json, "step"),
             .complete = member_as<bool>(json, "complete"),
+            .limited = json.contains("limited") && member_as<bool>(json, "limited"),
             .position = {.epoch = member_as<std::int64_t>(json, "epoch"),
                          .consumed = member_as<std::int64_t>(json, "consumed"),
                          .dataset_size = member_as<std::int64_t>(json, "dataset_size"),
                          .global_batch = member_as<std::int64_t>(json, "global_batch"),
-                         .state = member_as<std::string>(json, "source_state")},
+                         .state = exact_text(member(json, "source_state"), "source_state")},
             .parts = member_as<std::vector<std::string>>(json, "parts")};
   } catch (const std::exception& error) {
     throw CheckpointError(fmt::format("{} is damaged: {}", part_list_file(directory).string(), error.what()),
                           "remove the directory, and predict again");
+  }
+}
+
+/// Goes to the end of `progress`. Only its place in the data counts, unless its steps are counted: then they must have
+/// as many samples as before.
+void seek_to(const PartList& progress, BatchSource& data, const Path& directory, bool counts_steps, int ranks) {
+  LoaderPosition position = progress.position;
+  if (!counts_steps) {
+    position.global_batch = data.position().global_batch;
+  }
+  data.seek(position);
+  if (const std::int64_t now = data.position().global_batch; counts_steps && now != position.global_batch) {
+    throw CheckpointError(fmt::format("{} has {} with a global batch of {}, and now it is {}: --predict.max_batches "
+                                      "counts steps",
+                                      directory.string(), counted(progress.step, "step"), position.global_batch, now),
+                          fmt::format("use --batch_size {} --global_batch_size {}, or remove the directory",
+                                      ceil_div(position.global_batch, ranks), position.global_batch));
   }
 }
 
@@ -286,6 +309,7 @@ Prediction::End Prediction::run_steps(std::int64_t most) {
     if (step == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
       return stop.look_now() ? End::stop : End::epoch;
     }
+    check_samples(*step);
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
         add(batch);
@@ -319,10 +343,15 @@ NamedTensors Prediction::take() {
 }
 
 bool Prediction::run() {
+  const StepLimit limit = limit_of_prediction(config_);
+  const std::int64_t most = limit.of(data_);
   const LoaderPosition start = seek_epoch_begin(data_);
-  const bool is_complete = run_steps(0) != End::stop;
+  const End end = run_steps(most);
   data_.seek(start);  // as after a validation
-  return is_complete;
+  if (end == End::flush) {
+    tell_part("the prediction", most, limit, config_);
+  }
+  return end != End::stop;
 }
 
 NamedTensors Prediction::gather() {
@@ -381,6 +410,7 @@ void Prediction::tell_what_is_left(const Path& directory) const {
 
 bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
   FileSystem& fs = real_file_system();
+  const StepLimit limit = limit_of_prediction(config_);
   PartList progress;
   std::string text;
   if (world_.is_main()) {
@@ -401,19 +431,24 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
                                         printable(progress.data), printable(data)),
                             "remove the directory, or give another one");
     }
-    progress.position.global_batch = data_.position().global_batch;  // only the place counts, not the steps
-    data_.seek(progress.position);
+    const bool is_whole = progress.complete && !progress.limited;
+    seek_to(progress, data_, directory, /*counts_steps=*/!limit.steps.is_all() && !is_whole && progress.step > 0,
+            world_.size());
     step_ = written_ = progress.step;
-    if (progress.complete && world_.is_main()) {
-      log_info(fmt::format("{} has a complete prediction and is left as it is; remove it to predict again",
-                           directory.string()));
-    }
+  }
+  const std::int64_t most = limit.of(data_);
+  const auto is_enough = [&] { return most > 0 && step_ >= most; };
+  progress.complete = progress.complete && (!progress.limited || is_enough());
+  if (progress.complete && world_.is_main()) {
+    log_info(fmt::format("{} has a complete prediction{} and is left as it is; remove it to predict again",
+                         directory.string(),
+                         progress.limited ? fmt::format(" of the first {}", counted(step_, "step")) : std::string()));
   }
   progress.weights = weights;
   progress.data = data;
   while (!progress.complete) {
     const std::int64_t first = step_;
-    const End end = run_steps(every_steps);
+    const End end = is_enough() ? End::flush : run_steps(most > 0 ? std::min(every_steps, most - step_) : every_steps);
     const NamedTensors mine = take();
     agree_on_layout(mine, world_);
     const auto name = [&](int rank) { return fmt::format("part-{:010}-rank-{}.safetensors", first, rank); };
@@ -428,7 +463,8 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
       }
     }
     progress.step = step_;
-    progress.complete = end == End::epoch;
+    progress.complete = end == End::epoch || is_enough();
+    progress.limited = progress.complete && end != End::epoch;
     progress.position = data_.position();
     if (world_.is_main()) {
       write_file(fs, part_list_file(directory), part_list_text(progress));
@@ -436,6 +472,9 @@ bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
     written_ = step_;
     if (end == End::stop) {
       return false;
+    }
+    if (progress.limited) {
+      tell_part("the prediction", step_, limit, config_);
     }
   }
   if (progress.parts.empty()) {
@@ -455,6 +494,10 @@ NamedTensors load_predictions(const Path& directory) {
   if (!progress.complete) {
     throw CheckpointError(fmt::format("the prediction in {} is not complete", directory.string()),
                           "run it again: it continues");
+  }
+  if (progress.limited) {
+    log_info(fmt::format("{} has predictions of the first {} of the data only (--predict.max_batches)",
+                         directory.string(), counted(progress.step, "step")));
   }
   std::vector<NamedTensors> parts;
   for (const std::string& part : progress.parts) {

@@ -52,13 +52,17 @@ constexpr const char* kPlaceValidation = "place.validation_is_due";
 constexpr const char* kTrainingTime = "training_time_s";
 constexpr std::string_view kSpike = "spike.";  // windows of SpikeWatch
 
+double saved_time(const CheckpointContents& contents) {
+  return parse_double(text(contents, kTrainingTime)).value_or(0);
+}
+
 // Settings that may change between two starts without a warning: they affect where and how long a run trains, not what
 // it learns. The loader compares the global batch.
 bool may_change(std::string_view field) {
   if (field.starts_with("checkpoint.") || field.starts_with("report.") || field.starts_with("spike.")) {
     return true;
   }
-  constexpr std::array<std::string_view, 14> kFields{"init_weights",
+  constexpr std::array<std::string_view, 16> kFields{"init_weights",
                                                      "min_epochs",
                                                      "min_steps",
                                                      "max_epochs",
@@ -69,6 +73,8 @@ bool may_change(std::string_view field) {
                                                      "accumulation",
                                                      "global_batch_size",
                                                      "optim.non_finite",
+                                                     "test.max_batches",
+                                                     "predict.max_batches",
                                                      "dist.check_replicas",
                                                      "dist.shard_optimizer",
                                                      "dist.require_sync_batch_norm"};
@@ -188,6 +194,20 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
   }
 }
 
+// With it a pass over the data is shorter, so a position in a later pass would mean other samples.
+void check_drop_last(const TrainConfig& config, const CheckpointContents& contents, const LoaderPosition& position) {
+  const bool is_one_pass = config.data.steps_per_epoch.is_all() && config.data.min_steps_per_epoch == 0;
+  const std::string now = to_text(config.sampler.drop_last);
+  const std::string saved = text(contents, fmt::format("{}sampler.drop_last", kConfig));
+  if (!is_one_pass && position.consumed > 0 && !saved.empty() && saved != now) {
+    throw CheckpointError(
+        fmt::format("--sampler.drop_last is {} now, {} when the checkpoint was written, in the middle of an epoch of "
+                    "--data.steps_per_epoch or --data.min_steps_per_epoch",
+                    now, saved),
+        "until the end of the epoch keep --sampler.drop_last, or start over with --fresh");
+  }
+}
+
 // A loader may keep the global batch of the position, and so the length of its epochs.
 void seek(RunParts& run, const LoaderPosition& position) {
   run.train.seek(position);
@@ -198,7 +218,7 @@ void seek(RunParts& run, const LoaderPosition& position) {
 // which has only weights and completed epochs.
 void restore_weights(RunParts& run, const CheckpointContents& contents) {
   const bool allow_partial = run.plan.config.checkpoint.allow_partial;
-  const bool is_finished = is_weights_only(contents) && run.limits.are_reached(saved_state(contents));
+  const bool is_finished = is_weights_only(contents) && is_of_finished_run(contents, run.plan.config);
   if (!allow_partial && !is_finished) {
     throw CheckpointError(
         is_weights_only(contents) ? "the checkpoint holds only weights (checkpoint.weights_only)"
@@ -207,7 +227,9 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
         "ones");
   }
   TrainState state = saved_state(contents);
-  if (!is_finished) {
+  if (is_finished) {
+    run.limits.set_earlier_time(saved_time(contents));
+  } else {
     state.samples = 0;  // it starts with a new count
   }
   seek(run, {.epoch = state.epoch});
@@ -233,7 +255,6 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   auto& values = contents.values;
   values.merge(position_values(run.train.position()));
   values[kTotalStepsKey] = std::to_string(run.limits.steps());
-  values[kTrainingTime] = to_text(run.limits.training_time());
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
@@ -285,6 +306,14 @@ TrainState saved_state(const CheckpointContents& contents) {
 
 bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnlyKey); }
 
+// By the saved time, not by the clocks of the ranks, which differ.
+bool is_of_finished_run(const CheckpointContents& contents, const TrainConfig& config) {
+  const TrainState state = saved_state(contents);
+  const RunLimits limits(config);
+  const bool is_time_over = config.max_time_s > 0 && saved_time(contents) >= config.max_time_s;
+  return limits.are_reached(state) || (is_time_over && !limits.is_below_minimum(state));
+}
+
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
   CheckpointContents contents;
   contents.tensors["model"] = module_tensors(run.module);
@@ -295,6 +324,7 @@ CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measu
   values["step"] = std::to_string(run.state.step);
   values["epoch"] = std::to_string(run.state.epoch);
   values[kSamplesKey] = std::to_string(run.state.samples);
+  values[kTrainingTime] = to_text(run.limits.training_time());
   for (const auto& [name, value] : config_values(config_in_use(run))) {
     values[std::string(kConfig) + name] = value;
   }
@@ -349,6 +379,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
         fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
                     world_size));
   }
+  check_drop_last(config, contents, position);
   TrainState state{.step = integer(contents, "step"),
                    .epoch = integer(contents, "epoch"),
                    .samples = integer(contents, kSamplesKey)};
@@ -381,7 +412,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   if (const auto report = contents.tensors.find("report"); is_of_this_model && report != contents.tensors.end()) {
     restore_reports(run, report->second, /*in_epoch=*/position.consumed > 0);
   }
-  run.limits.set_earlier_time(parse_double(text(contents, kTrainingTime)).value_or(0));
+  run.limits.set_earlier_time(saved_time(contents));
   state.epoch += ended;
   run.state = state;
   run.place = place_of(contents, position, run.train.position());

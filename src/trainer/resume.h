@@ -46,6 +46,9 @@ TrainState saved_state(const CheckpointContents& contents);
 /// Whether only the model was saved (checkpoint.weights_only).
 bool is_weights_only(const CheckpointContents& contents);
 
+/// Whether the limits of `config` were reached when it was saved.
+bool is_of_finished_run(const CheckpointContents& contents, const TrainConfig& config);
+
 /// A run of as many ranks wrote it, which added gradients as Gloo does: not in the order of shared memory.
 bool adds_as_gloo(const CheckpointContents& contents, const World& world);
 

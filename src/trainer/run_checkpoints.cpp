@@ -17,7 +17,6 @@
 #include "config/check_config.h"
 #include "storage/names.h"
 #include "trainer/resume.h"
-#include "trainer/run_limits.h"
 
 namespace lockstep {
 namespace {
@@ -84,7 +83,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
 // A fresh optimizer and another order of the data would be another training under the same name. A finished run needs
 // neither.
 RunCheckpoints::Origin RunCheckpoints::own(StoredCheckpoint stored) const {
-  if (is_weights_only(stored.contents) && !RunLimits(config_).are_reached(saved_state(stored.contents))) {
+  if (is_weights_only(stored.contents) && !is_of_finished_run(stored.contents, config_)) {
     const auto path = std::filesystem::path(run_) / kCheckpointsName / step_name(stored.step);
     throw CheckpointError(
         fmt::format("step {} in {} holds only weights (checkpoint.weights_only), so this run cannot be resumed",

@@ -20,6 +20,7 @@
 #include "base/temporary_value.h"
 #include "data/mean_square.h"
 #include "optim/grad_norm.h"
+#include "optim/loss_scaler.h"
 #include "tensor/find_tensor.h"
 #include "trainer/in_precision.h"
 #include "trainer/micro_batches.h"
@@ -41,11 +42,6 @@ NamedTensors Task::predict_step(const Batch&) {
 
 namespace {
 
-// Flags of 0 and 1; an undefined one is 0.
-at::Tensor any_of(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() ? at::maximum(a, b) : a.defined() ? a : b;
-}
-
 /// What minimize() returned, for Step::add.
 struct Minimized {
   StepOutput mean{};
@@ -59,6 +55,20 @@ void clip(StrategyOptimizer& optimizer, const OptimConfig& config, const at::Ten
   } else if (config.max_grad_value > 0) {
     optimizer.clamp_grads(config.max_grad_value);
   }
+}
+
+/// Of each gradient the address and the version, which each write increases.
+using GradientVersions = std::vector<std::pair<const c10::TensorImpl*, std::uint32_t>>;
+
+GradientVersions versions_of_gradients(StrategyOptimizer& optimizer) {
+  GradientVersions versions;
+  for (auto& group : optimizer.torch_optimizer().param_groups()) {
+    for (at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.mutable_grad();
+      versions.emplace_back(gradient.unsafeGetTensorImpl(), gradient.defined() ? gradient._version() : 0);
+    }
+  }
+  return versions;
 }
 
 }  // namespace
@@ -108,6 +118,8 @@ void OptimizerStep::zero_grad() {
   optimizer_.zero_grad();
   forwards_ = 0;
   has_last_backward_ = false;
+  is_used_ = false;
+  changed_by_.reset();
 }
 
 StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutput(const Batch&)>& f) {
@@ -118,12 +130,15 @@ StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutpu
     backward(output);
     return output;
   }
-  StepOutput output = graphs->run(
-      {.batch = batch, .weight = step_.weight(batch.samples), .begins_step = forwards_ == 1}, [&](const Batch& values) {
-        StepOutput found = evaluate(values, f);
-        run_backward(found);
-        return found;
-      });
+  StepOutput output = graphs->run({.batch = batch,
+                                   .weight = step_.weight(batch.samples),
+                                   .loss_factor = step_.context_.loss_factor,
+                                   .begins_step = forwards_ == 1},
+                                  [&](const Batch& values) {
+                                    StepOutput found = evaluate(values, f);
+                                    run_backward(found);
+                                    return found;
+                                  });
   note(output);
   return output;
 }
@@ -168,7 +183,10 @@ void OptimizerStep::backward(const StepOutput& output) {
 void OptimizerStep::note(const StepOutput& output) {
   const std::int64_t samples = step_.samples_of(output);
   check_counts(output);
-  has_last_backward_ = has_last_backward_ || forwards_ >= step_.batches().size();
+  if (forwards_ >= step_.batches().size()) {
+    has_last_backward_ = true;
+    changed_by_.reset();  // it reduces them again
+  }
   if (evaluation_ != nullptr) {
     evaluation_->add(output, samples);
   }
@@ -210,6 +228,22 @@ void OptimizerStep::run_backward(const StepOutput& output) {
   if (step_.context_.before_backward != nullptr) {
     (*step_.context_.before_backward)(optimizer_, output);
   }
+  // A backward through the parameters of another optimizer adds gradients of this rank to them.
+  std::vector<std::pair<OptimizerStep*, GradientVersions>> waiting;
+  for (const auto& other : step_.optimizers_) {
+    if (other.get() != this && other->waits_for_update()) {
+      waiting.emplace_back(other.get(), versions_of_gradients(other->optimizer_));
+    }
+  }
+  weighted_backward(output);
+  for (const auto& [other, before] : waiting) {
+    if (versions_of_gradients(other->optimizer_) != before) {
+      other->changed_by_ = index_;
+    }
+  }
+}
+
+void OptimizerStep::weighted_backward(const StepOutput& output) {
   const double factor = step_.context_.loss_factor;
   if (output.count.defined()) {
     const at::Tensor count = count_as_weight(output);
@@ -250,9 +284,30 @@ void OptimizerStep::check_that_it_is_complete() const {
               "loss cannot train two optimizers: use one with OptimizerSpec::groups");
 }
 
+// With several ranks they would differ; with one, they would be those of another training.
+void OptimizerStep::check_that_gradients_are_its_own() const {
+  if (changed_by_) {
+    throw Error(fmt::format("the backward of Step::optimizer({}) changed the gradients of Step::optimizer({}) after "
+                            "they were reduced over the ranks",
+                            *changed_by_, index_),
+                fmt::format("call update() of optimizer {} before the backward of optimizer {}, or set requires_grad "
+                            "of its parameters to false during the forward of optimizer {}",
+                            index_, *changed_by_, *changed_by_));
+  }
+  if (is_used_) {
+    throw Error(fmt::format("Step::optimizer({}) updates with gradients of its last update, which had no zero_grad() "
+                            "since",
+                            index_),
+                "call OptimizerStep::zero_grad() before the first forward of each update; zero_grad() of a module does "
+                "not replace it");
+  }
+}
+
 // If all counts of a step are 0, its gradients are zero and remain zero.
 void OptimizerStep::finish() {
   check_that_it_is_complete();
+  check_that_gradients_are_its_own();
+  is_used_ = true;
   optimizer_.finish();
   if (auto count = optimizer_.mean_count(); count.defined()) {
     if (step_.context_.config.precision == Precision::fp64) {

@@ -11,6 +11,7 @@
 #include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
 #include "trainer/outside_fit.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -20,6 +21,7 @@ struct Trainer::Impl : TrainerParts {
 
 namespace {
 
+// They come after those that log what they look at.
 void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks) {
   if (const PlateauConfig& plateau = config.plateau; !plateau.metric.empty()) {
     callbacks.add(std::make_shared<ReduceOnPlateau>(ReduceOnPlateauOptions{.metric = plateau.metric,
@@ -28,7 +30,8 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
                                                                            .patience = plateau.patience,
                                                                            .threshold = plateau.threshold,
                                                                            .cooldown = plateau.cooldown,
-                                                                           .min_lr = plateau.min_lr}));
+                                                                           .min_lr = plateau.min_lr}),
+                  /*is_last=*/true);
   }
   if (const EarlyStopConfig& stop = config.early_stop; !stop.metric.empty()) {
     callbacks.add(
@@ -38,14 +41,29 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
                                                              .min_delta = stop.min_delta,
                                                              .check_finite = stop.check_finite,
                                                              .stopping_threshold = stop.stopping_threshold,
-                                                             .divergence_threshold = stop.divergence_threshold}));
+                                                             .divergence_threshold = stop.divergence_threshold}),
+        /*is_last=*/true);
   }
+}
+
+constexpr std::uint32_t kStagesThatComeOnce = Stage::fit_start | Stage::fit_end | Stage::exception | Stage::test_start |
+                                              Stage::test_end | Stage::predict_start | Stage::predict_end |
+                                              Stage::evaluation_stopped;
+
+bool are_stages(std::uint32_t stages) {
+  for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
+    if ((stages & bit) != 0 && to_string(static_cast<Stage>(bit)) == kUnknownStage) {
+      return false;
+    }
+  }
+  return stages != 0;
 }
 
 void check_options(std::uint32_t stages, bool has_function, const OnOptions& options) {
   const bool is_timed = options.every_s > 0;
   OptionCheck("Trainer::on")
       .refuse_if(!has_function, "the function is missing")
+      .expect("stages", stages, are_stages(stages), "a Stage, or several with |")
       .expect("every", options.every, options.every >= 1, "1 or more")
       .expect("every_s", options.every_s, options.every_s >= 0, "0 or more")
       .refuse_if(is_timed && options.is_light, "every_s together with is_light",
@@ -54,6 +72,8 @@ void check_options(std::uint32_t stages, bool has_function, const OnOptions& opt
       .refuse_if(is_timed && (stages & kUnsynchronizedStages) != 0,
                  "every_s at a stage inside a step or a loop, where the ranks are not synchronized",
                  "use another stage, such as step_end")
+      .refuse_if(options.every != 1 && (stages & kStagesThatComeOnce) != 0, "every at a stage that comes once",
+                 "leave it out, or add the function a second time for the other stages")
       .throw_problems();
 }
 
@@ -61,6 +81,9 @@ void check_options(std::uint32_t stages, bool has_function, const OnOptions& opt
 
 Trainer::Trainer(Session& session)
     : Trainer(std::make_unique<Impl>(Impl{{session.plan, session.world, session.control, session.console}})) {}
+
+Trainer::Trainer(const Plan& plan, World& world)
+    : Trainer(plan, world, WorldAccess::control_of_run(world).value_or(TrainControl())) {}
 
 Trainer::Trainer(const Plan& plan, World& world, TrainControl control)
     : Trainer(std::make_unique<Impl>(Impl{{plan, world, std::move(control), silent_console()}})) {}
@@ -111,7 +134,7 @@ Trainer& Trainer::use_strategy(StrategyFactory make) {
 
 FitResult Trainer::fit(Task& task, BatchSource& train, BatchSource* validation) {
   if (!std::exchange(impl_->is_configured, true)) {
-    add_configured_callbacks(impl_->plan.config, impl_->callbacks);  // after those that log what they look at
+    add_configured_callbacks(impl_->plan.config, impl_->callbacks);
   }
   return lockstep::fit(*impl_, task, train, validation);
 }

@@ -17,6 +17,7 @@
 #include "trainer/meter.h"
 #include "trainer/output/metric_names.h"
 #include "trainer/output_check.h"
+#include "trainer/source_check.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -64,6 +65,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
       }
       break;
     }
+    check_samples(*step);
     for (const Batch& batch : step->micro) {
       if (batch.samples > 0) {
         if (options.on_batch_start) {
@@ -81,6 +83,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
     }
     options.on_step(++done);
     if (step->ends_epoch || done == options.max_batches) {
+      result.is_part = !step->ends_epoch;
       break;
     }
     record.set_phase(options.phase);  // progress, also if nobody looks for a stop

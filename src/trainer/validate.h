@@ -14,6 +14,7 @@ namespace lockstep {
 struct Evaluation {
   Metrics means{};        ///< empty if a stop came first
   bool complete = false;  ///< all requested batches were used
+  bool is_part = false;   ///< EvaluationOptions::max_batches has left out data
 };
 
 /// `output`: null before the step of the batch.

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "environment/build_info.h"
 #include "world/process_group.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -112,25 +113,22 @@ std::optional<Disagreement> find_disagreement(const std::vector<std::string>& te
   return std::nullopt;
 }
 
+std::optional<Disagreement> find_disagreement(std::string_view mine, World& world) {
+  return WorldAccess::all_equal(world, mine) ? std::nullopt : find_disagreement(world.gather(mine));
+}
+
 std::vector<RankPlace> agree_at_start(const TrainConfig& config, std::string_view gpu, World& world,
                                       const RankPlace& place) {
   std::vector<std::string> gpus;
   std::vector<RankPlace> places;
-  std::vector<std::string> texts;
-  const auto take_line = [](std::string& text) {
-    const auto end = std::min(text.find('\n'), text.size());
-    std::string line = text.substr(0, end);
-    text.erase(0, end + 1);
-    return line;
-  };
-  for (std::string& theirs : world.gather(fmt::format("{}\n{}\n{}", gpu, to_line(place), facts(config)))) {
-    gpus.push_back(take_line(theirs));
-    places.push_back(parse_place(take_line(theirs)));
-    texts.push_back(std::move(theirs));
-  }
-  if (const auto difference = find_disagreement(texts)) {
+  if (const auto difference = find_disagreement(facts(config), world)) {
     throw_disagreement(*difference, world, "has",
                        "start every rank with the same program, flags, files and LOCKSTEP_CFG_ variables");
+  }
+  for (const std::string& theirs : world.gather(fmt::format("{}\n{}", gpu, to_line(place)))) {
+    const auto end = theirs.find('\n');
+    gpus.push_back(theirs.substr(0, end));
+    places.push_back(parse_place(theirs.substr(end + 1)));
   }
   check_gpus(gpus, config.backend, world);
   return places;

@@ -41,6 +41,9 @@ template <class AnError>
 /// `texts`: one per rank, in order. Pure.
 std::optional<Disagreement> find_disagreement(const std::vector<std::string>& texts);
 
+/// Collective. The same of every rank's text. The texts are gathered only if they differ.
+std::optional<Disagreement> find_disagreement(std::string_view mine, World& world);
+
 /// Collective. Compares builds (program, lockstep, LibTorch, NCCL if it is used) and settings, and checks that no two
 /// ranks use one GPU (only a warning with gloo). `gpu`: UUID of this rank's GPU, "" for the CPU. Returns the place of
 /// each rank. Throws: CommError (exit 78) naming the first difference and its rank; (exit 2) for a shared GPU.

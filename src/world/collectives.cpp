@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <numeric>
 #include <optional>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,6 +16,7 @@
 #include <lockstep/base/error.h>
 
 #include "base/mapped.h"
+#include "base/splitmix.h"
 #include "base/text.h"
 #include "tensor/tensor_bytes.h"
 #include "world/agreement.h"
@@ -45,6 +48,16 @@ struct Sendable {
 
   at::Tensor dense;
 };
+
+std::int64_t digest_of(std::string_view text) {
+  std::uint64_t digest = text.size();
+  for (; !text.empty(); text.remove_prefix(std::min(text.size(), sizeof digest))) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
+    digest = splitmix(digest ^ word);
+  }
+  return static_cast<std::int64_t>(digest);
+}
 
 double combine(double a, double b, Reduce op) {
   if (op == Reduce::sum || op == Reduce::mean || std::isnan(a) || std::isnan(b)) {
@@ -154,9 +167,10 @@ std::vector<std::string> World::Impl::gather(std::string_view what, std::string_
   return all;
 }
 
-std::int64_t World::Impl::control_all_reduce(std::string_view what, Operation operation, std::int64_t value,
-                                             c10d::ReduceOp op, std::chrono::milliseconds longest) {
-  auto tensor = at::full({1}, value, at::kLong);
+std::vector<std::int64_t> World::Impl::control_all_reduce(std::string_view what, Operation operation,
+                                                          const std::vector<std::int64_t>& values, c10d::ReduceOp op,
+                                                          std::chrono::milliseconds longest) {
+  const at::Tensor tensor = at::tensor(values, at::kLong);
   control(what, operation, 0, [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
@@ -164,7 +178,8 @@ std::int64_t World::Impl::control_all_reduce(std::string_view what, Operation op
     options.timeout = longest;
     planes->group()->allreduce(tensors, options)->wait();
   });
-  return tensor.item<std::int64_t>();
+  const auto* const reduced = tensor.const_data_ptr<std::int64_t>();
+  return {reduced, reduced + values.size()};
 }
 
 void World::Impl::take_turn(std::string_view what, std::optional<int> after, const std::function<void()>& work) {
@@ -272,21 +287,22 @@ GatheredRows WorldAccess::all_gather(World& world, const at::Tensor& tensor) {
 
 void World::barrier(std::string_view what) {
   if (!impl_->alone()) {
-    impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, 0, c10d::ReduceOp::SUM);
+    impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, {0}, c10d::ReduceOp::SUM);
   }
 }
 
 bool World::any(bool value) {
   return impl_->alone() ? value
-                        : impl_->control_all_reduce("any", Operation::any, value ? 1 : 0, c10d::ReduceOp::MAX) != 0;
+                        : impl_->control_all_reduce("any", Operation::any, {value}, c10d::ReduceOp::MAX).front() != 0;
 }
 
 bool WorldAccess::any_without_timeout(World& world, bool value) {
   constexpr std::chrono::hours kNoLimit{24 * 365};
   World::Impl& impl = *world.impl_;
-  return impl.alone() ? value
-                      : impl.control_all_reduce("waiting for callbacks", Operation::any, value ? 1 : 0,
-                                                c10d::ReduceOp::MAX, kNoLimit) != 0;
+  return impl.alone()
+             ? value
+             : impl.control_all_reduce("waiting for callbacks", Operation::any, {value}, c10d::ReduceOp::MAX, kNoLimit)
+                       .front() != 0;
 }
 
 void WorldAccess::run_as_callback(World& world, std::string_view name, std::string_view where,
@@ -300,7 +316,18 @@ void WorldAccess::run_as_callback(World& world, std::string_view name, std::stri
 
 bool World::all(bool value) {
   return impl_->alone() ? value
-                        : impl_->control_all_reduce("all", Operation::all, value ? 1 : 0, c10d::ReduceOp::MIN) != 0;
+                        : impl_->control_all_reduce("all", Operation::all, {value}, c10d::ReduceOp::MIN).front() != 0;
+}
+
+// All have the same number if the largest is also the smallest: the complement of the largest complement.
+bool WorldAccess::all_equal(World& world, std::string_view text) {
+  World::Impl& impl = *world.impl_;
+  if (impl.alone()) {
+    return true;
+  }
+  const std::int64_t mine = digest_of(text);
+  const auto largest = impl.control_all_reduce("comparison", Operation::all, {mine, ~mine}, c10d::ReduceOp::MAX);
+  return largest[0] == ~largest[1];
 }
 
 std::vector<std::string> World::gather(std::string_view bytes) { return impl_->gather("gather", bytes); }

@@ -189,8 +189,10 @@ World World::single(c10::Device device) {
 }
 
 World World::channel(std::string_view purpose) {
-  return impl_->alone() ? single(c10::Device(c10::kCPU))
-                        : WorldAccess::connect_again(*this, purpose, c10::Device(c10::kCPU), Backend::gloo);
+  World made = impl_->alone() ? single(c10::Device(c10::kCPU))
+                              : WorldAccess::connect_again(*this, purpose, c10::Device(c10::kCPU), Backend::gloo);
+  made.impl_->start_directory = impl_->start_directory;
+  return made;
 }
 
 World WorldAccess::second(World& world, std::string_view purpose) {
@@ -210,6 +212,7 @@ World WorldAccess::connect_again(World& world, std::string_view purpose, c10::De
   // LibTorch's flight recorder registers a group at its first collective without taking its lock, so two threads must
   // not do it at the same time.
   made->barrier("channel");
+  made->impl_->start_directory = impl.start_directory;
   return std::move(*made);
 }
 

@@ -39,8 +39,11 @@ constexpr const char* kRefused = "refused";
 constexpr const char* kAnswer = "answer";           // of rank 0 to all ranks, see Note [One answer for all]
 constexpr const char* kAnswerRead = "answer/read";  // number of ranks that have read why they may not start
 constexpr const char* kStart = "start";
-constexpr int kProtocol = 1;
+constexpr int kProtocol = 2;
 constexpr milliseconds kHandshakeTime{4000};  // rank 0 writes the handshake first
+
+/// The socket of our own launcher listens before rank 0 serves on it: on its machine no other program can answer.
+bool has_own_socket(const Identity& identity) { return identity.is_supervised() && identity.node == 0; }
 
 bool serves(const Identity& identity) { return identity.rank == 0 && !identity.agent_store; }
 
@@ -98,8 +101,7 @@ Handshake write_handshake(c10d::Store& store, const Identity& identity) {
 }
 
 Handshake read_handshake(c10d::Store& store, const Identity& identity, milliseconds timeout) {
-  // The socket of our own launcher listens before rank 0 serves on it: no other program can answer, so only wait.
-  const milliseconds patience = identity.is_supervised() ? timeout : std::min(timeout, kHandshakeTime);
+  const milliseconds patience = has_own_socket(identity) ? timeout : std::min(timeout, kHandshakeTime);
   if (!store_poll(store, kHandshake, patience)) {
     throw CommError(fmt::format("the store at {} is not this launch's: rank 0 has not written its handshake there",
                                 store_address(identity)),
@@ -283,7 +285,7 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, millisec
   if (serves(identity)) {
     return serve_store(identity, timeout);
   }
-  if (!identity.is_supervised()) {  // else as in read_handshake: only wait
+  if (!has_own_socket(identity)) {
     reach_store(identity, timeout);
   }
   return join_store(identity, timeout);

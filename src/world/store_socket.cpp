@@ -50,6 +50,8 @@ std::string numeric_address(int fd, decltype(&getsockname) which) {
   return text.data();
 }
 
+std::string no_answer() { return fmt::format("it does not answer within {} s", kAnswerTime.count()); }
+
 /// Sends c10d's greeting and a ping; a c10d server returns the number of the ping. "": it did; otherwise what came
 /// instead.
 std::string greet(int fd) {
@@ -68,7 +70,7 @@ std::string greet(int fd) {
   while (answer != expected) {
     std::array<char, 64> buffer{};
     if (!ready(fd, POLLIN, std::chrono::duration_cast<milliseconds>(end - Clock::now()))) {
-      return fmt::format("it does not answer within {} s", kAnswerTime.count());
+      return no_answer();
     }
     const ssize_t got = recv(fd, buffer.data(), buffer.size(), 0);
     if (got <= 0) {
@@ -111,20 +113,29 @@ void reach_store(const Identity& identity, milliseconds timeout) {
   WaitingLine line(timeout, LogLevel::warning);  // information is logged by the main rank only
   for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
     int error = 0;
+    bool is_silent = false;
     const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
     if (const Descriptor fd = connect_to_any(found.get(), kAnswerTime); fd.is_open()) {
       const std::string wrong = greet(fd.get());
       if (wrong.empty()) {
         return;
       }
-      if (const Descriptor again = connect_to_any(found.get(), kAnswerTime); again.is_open()) {
+      // The socket of our launcher on rank 0's machine listens before rank 0 serves on it.
+      is_silent = identity.is_supervised() && wrong == no_answer();
+      const Descriptor again = is_silent ? Descriptor() : connect_to_any(found.get(), kAnswerTime);
+      if (again.is_open()) {
         throw_stranger(identity, again.get(), wrong);
       }
       // It ended meanwhile. It may have been rank 0, before it could answer.
     }
-    const std::string missing = found ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
-                                      : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,
-                                                    identity.master_source, gai_strerror(error));
+    const std::string missing = is_silent ? fmt::format(
+                                                "what listens on {} does not answer: rank 0, which is starting, or "
+                                                "another program",
+                                                store_address(identity))
+                                : found
+                                    ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
+                                    : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,
+                                                  identity.master_source, gai_strerror(error));
     if (line.is_over()) {
       throw CommError(
           fmt::format("{} after {} s", missing, whole_seconds(timeout)),

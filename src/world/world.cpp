@@ -85,7 +85,11 @@ DeviceClock& WorldAccess::clock(const World& world) {
   return clock ? *clock : clock.emplace(world.device());
 }
 
+const std::filesystem::path& WorldAccess::start_directory(const World& world) { return world.impl_->start_directory; }
+
 std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_->run_hold; }
+
+std::optional<TrainControl>& WorldAccess::control_of_run(World& world) { return world.impl_->control_of_run; }
 
 void WorldAccess::tell_what_is_left(const World& world, std::string_view text) {
   if (is_logged(LogLevel::info)) {

@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,7 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <lockstep/base/control.h>
 #include <lockstep/config/train_config.h>
 #include <lockstep/environment/identity.h>
 #include <lockstep/plan/plan.h>
@@ -83,6 +86,8 @@ struct WorldAccess {
   /// other after it, not in the next step. `name`, `where`: as of a callback and its stage.
   static void run_as_callback(World& world, std::string_view name, std::string_view where,
                               const std::function<void()>& work);
+  /// Collective. Whether all ranks have the same text: one all-reduce of digests, so a wrong yes has a chance of 2^-64.
+  static bool all_equal(World& world, std::string_view text);
   /// Collective. World::all_gather.
   static GatheredRows all_gather(World& world, const at::Tensor& tensor);
   /// For a rank that failed at the completed `step`. true: every rank of the world has, and each got true. See Note [A
@@ -92,8 +97,13 @@ struct WorldAccess {
   static ProgressRecord& progress(const World& world);
   /// The clock of the device. One thread at a time uses it: the rank's own, or one of autograd while that waits.
   static DeviceClock& clock(const World& world);
+  /// The working directory in which the world was connected: a relative run directory begins there, wherever the
+  /// program has gone since.
+  static const std::filesystem::path& start_directory(const World& world);
   /// The run directory that is locked for this world (checkpoint/run_hold.h).
   static std::weak_ptr<RunHold>& run_hold(World& world);
+  /// The requests of the run, such as those of signals. Empty: the world is not one of run().
+  static std::optional<TrainControl>& control_of_run(World& world);
   /// A failure is on its way up: says what is left of the work, with the rank in front if there are several.
   static void tell_what_is_left(const World& world, std::string_view text);
   /// Gets this text. At first it is written at once; run() lets one rank say it.

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,8 +15,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <lockstep/base/control.h>
 #include <lockstep/world/world.h>
 
+#include "base/paths.h"
 #include "base/terminal.h"
 #include "ipc/progress_record.h"
 #include "tensor/vector_math.h"
@@ -46,8 +49,10 @@ struct World::Impl {
   /// `work` calls the process group, for host values.
   void control(std::string_view what, Operation operation, std::int64_t bytes, const std::function<void()>& work);
   std::vector<std::string> gather(std::string_view what, std::string_view bytes);
-  std::int64_t control_all_reduce(std::string_view what, Operation operation, std::int64_t value, c10d::ReduceOp op,
-                                  std::chrono::milliseconds longest = c10d::kUnsetTimeout);
+  /// Of each value by itself.
+  std::vector<std::int64_t> control_all_reduce(std::string_view what, Operation operation,
+                                               const std::vector<std::int64_t>& values, c10d::ReduceOp op,
+                                               std::chrono::milliseconds longest = c10d::kUnsetTimeout);
   void take_turn(std::string_view what, std::optional<int> after, const std::function<void()>& work);
 
   void check_device() const {
@@ -69,6 +74,8 @@ struct World::Impl {
   std::optional<DeviceClock> clock{};  // made when it is first asked for: then the device is known
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
+  std::filesystem::path start_directory = working_directory();
+  std::optional<TrainControl> control_of_run{};
   std::function<void(const std::string&)> on_what_is_left = [](const std::string& text) { write_line(text); };
   std::vector<RankPlace> places{};  // of all ranks
   std::optional<DeterministicCuda> deterministic_cuda{};

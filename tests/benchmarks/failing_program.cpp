@@ -21,7 +21,7 @@ struct Options {
 class Fail final : public lockstep::Callback {
  public:
   explicit Fail(const Options& options) : options_(options) {}
-  std::string_view name() const override { return "fail"; }
+  std::string name() const override { return "fail"; }
   std::uint32_t stages() const override { return 0U | lockstep::Stage::step_end; }
   void on(const lockstep::StageContext& context) override {
     if (context.state.step == options_.step && context.world.rank() == options_.rank) {

@@ -234,7 +234,7 @@ class Conducted final : public lockstep::BatchSource {
 class TellLosses final : public lockstep::Callback {
  public:
   explicit TellLosses(Conductor& conductor) : conductor_(conductor) {}
-  std::string_view name() const override { return "tell_losses"; }
+  std::string name() const override { return "tell_losses"; }
   std::uint32_t stages() const override { return static_cast<std::uint32_t>(lockstep::Stage::step_end); }
   void on(const lockstep::StageContext& context) override { conductor_.took_step(context.step.loss); }
 

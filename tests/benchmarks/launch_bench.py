@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import math
 import os
-import platform
 import random
 import resource
 import select
@@ -163,17 +162,16 @@ def output_of(*command):
 
 
 def heading(args):
-    cpuinfo = dict(line.split("\t: ", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t: " in line)
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     thp = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return [
         report.title("Launch to first step, CPU"),
         "",
-        "One step of an MLP 32-32-32-10, 16 samples per rank, AdamW, DDP over Gloo. First step: from exec of the launcher until rank 0 has",
+        "One step of an MLP 32-32-32-10, 16 samples per rank, AdamW; DDP over Gloo in Python, lockstep's default backend. First step: from exec of the launcher until rank 0 has",
         "done its optimizer step. Exit: from the release of the ranks until the launcher has ended. Memory in MiB, from `smaps_rollup`, while",
         "the ranks wait after the step; medians. Ratios are formed within a round: median [95 % bootstrap interval].",
         "",
-        f"- machine: {cpuinfo.get('model name', platform.machine())}, {report.machine()}, {memory_gib:.0f} GiB, "
+        f"- machine: {report.machine()}, {memory_gib:.0f} GiB, "
         f"transparent huge pages {thp.read_text().strip() if thp.exists() else 'unknown'}",
         f"- versions: {output_of(args.python, '--version')}, {report.versions(args.python, 'torch')}; {output_of('c++', '--version').splitlines()[0]}; lockstep {args.build}; `OMP_NUM_THREADS=1`",
         f"- command: `launch_bench.py --program launch_program --rounds {args.rounds} --ranks {' '.join(map(str, args.ranks))}`",

@@ -35,7 +35,7 @@ std::shared_ptr<lockstep::Dataset> make_data() {
 class ReportAndWait final : public lockstep::Callback {
  public:
   explicit ReportAndWait(std::string folder) : folder_(std::move(folder)) {}
-  std::string_view name() const override { return "report_and_wait"; }
+  std::string name() const override { return "report_and_wait"; }
   std::uint32_t stages() const override { return 0U | lockstep::Stage::step_end; }
   void on(const lockstep::StageContext& context) override {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();  // CLOCK_MONOTONIC

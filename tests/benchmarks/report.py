@@ -11,7 +11,9 @@ def title(what):
 
 
 def machine():
-    return f"{os.cpu_count()} CPUs, Linux {platform.release()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}"
 
 
 def load():

@@ -1,7 +1,9 @@
 #include "trainer/pass_graphs.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -83,6 +85,7 @@ class Training {
 
   std::function<void(Batch&)> prepare = [](Batch&) {};                                ///< each batch
   std::function<void()> before_update = [] {};                                        ///< of the parameters
+  double loss_factor = 1;                                                             ///< of the backward
   void note(const at::Tensor& value) { outputs_.push_back(value.detach().clone()); }  ///< as a result
 
   Net& net() { return net_; }
@@ -99,7 +102,9 @@ class Training {
       Batch batch = next_batch(sizes[i]);
       prepare(batch);
       const StepOutput output =
-          graphs_ ? graphs_->run({.batch = batch, .weight = 0.5, .begins_step = i == 0}, pass_) : pass_(batch);
+          graphs_
+              ? graphs_->run({.batch = batch, .weight = 0.5, .loss_factor = loss_factor, .begins_step = i == 0}, pass_)
+              : pass_(batch);
       outputs_.push_back(output.loss.detach());
       for (const auto& [name, value] : output.metrics) {
         outputs_.push_back(value.detach());
@@ -115,12 +120,48 @@ class Training {
     }
   }
 
+  /// What a checkpoint has, on the CPU.
+  struct Saved {
+    std::vector<at::Tensor> values{};   ///< parameters and statistics
+    std::vector<at::Tensor> momenta{};  ///< of the parameters
+    at::Tensor random{};                ///< state of the generator
+    std::vector<at::Tensor> outputs{};
+    int seen = 0;
+  };
+  Saved save() {
+    Saved saved{.outputs = outputs_, .seen = seen_};
+    for (const at::Tensor& parameter : net_->parameters()) {
+      const auto& state = *optimizer_->state().at(parameter.unsafeGetTensorImpl());
+      saved.momenta.push_back(static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer().cpu());
+    }
+    for (const at::Tensor& value : values()) {
+      saved.values.push_back(value.detach().cpu().clone());
+    }
+    saved.random = at::globalContext().defaultGenerator(c10::kCPU).get_state();
+    return saved;
+  }
+  void load(const Saved& saved) {
+    const at::NoGradGuard no_grad;
+    const std::vector<at::Tensor> mine = values();
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      mine[i].copy_(saved.values[i].to(simulated::device()));
+    }
+    const std::vector<at::Tensor> parameters = net_->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      auto state = std::make_unique<torch::optim::SGDParamState>();
+      state->momentum_buffer(saved.momenta[i].to(simulated::device()));
+      optimizer_->state()[parameters[i].unsafeGetTensorImpl()] = std::move(state);
+    }
+    at::Generator random = at::globalContext().defaultGenerator(c10::kCPU);
+    random.set_state(saved.random);
+    outputs_ = saved.outputs;
+    seen_ = saved.seen;
+  }
+
   /// Losses and metrics of all micro-batches, parameters and statistics, on the CPU.
   std::vector<at::Tensor> results() {
     std::vector<at::Tensor> results = outputs_;
-    for (const auto& tensors : {net_->parameters(), net_->buffers()}) {
-      results.insert(results.end(), tensors.begin(), tensors.end());
-    }
+    std::ranges::copy(values(), std::back_inserter(results));
     for (at::Tensor& tensor : results) {
       tensor = tensor.detach().cpu();
     }
@@ -128,6 +169,11 @@ class Training {
   }
 
  private:
+  std::vector<at::Tensor> values() {
+    std::vector<at::Tensor> values = net_->parameters();
+    std::ranges::copy(net_->buffers(), std::back_inserter(values));
+    return values;
+  }
   void make_graphs() {
     graphs_ = std::make_unique<PassGraphs>(*net_, simulated::device(), clock_, [this](DeviceGraph* beside) {
       ++graphs_made_;
@@ -153,7 +199,8 @@ class Training {
     ++passes_;
     StepOutput output = loss_(net_, batch);
     clock_.enter(Phase::backward);
-    torch::autograd::backward({output.loss}, {at::full({}, 0.5, output.loss.options().requires_grad(false))});
+    torch::autograd::backward({output.loss},
+                              {at::full({}, 0.5 * loss_factor, output.loss.options().requires_grad(false))});
     return output;
   };
 };
@@ -211,6 +258,16 @@ std::string compare(const Course& course, int graphs, int passes, const Training
 TEST(PassGraphsOnASimulatedDevice, GiveTheBitsOfTheWorkItself) {
   const auto told = compare([](Training& training) { training.steps(12, {4}); }, /*graphs=*/1, /*passes=*/4);
   EXPECT_THAT(told, HasSubstr("replayed as a CUDA graph, which keeps "));
+}
+
+// As when a ReloadedLoader changes the global batch.
+TEST(PassGraphsOnASimulatedDevice, HaveTheirFactorOfTheLoss) {
+  const auto course = [](Training& training) {
+    training.steps(8, {4});
+    training.loss_factor = 2;
+    training.steps(8, {4});
+  };
+  compare(course, /*graphs=*/2, /*passes=*/2 * 4);
 }
 
 TEST(PassGraphsOnASimulatedDevice, HaveNoEventsOfTheClock) {
@@ -302,7 +359,8 @@ TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfTheHostWaits) {
     const int micro_batches = 10 * static_cast<int>(sizes.size());
     const auto told = compare([&](Training& training) { training.steps(10, sizes); }, /*graphs=*/1,
                               /*passes=*/micro_batches + 1, loss);
-    EXPECT_THAT(told, HasSubstr("the same results: training_step cannot be recorded: the host waits"));
+    EXPECT_THAT(told, HasSubstr("steps run without a CUDA graph, with the same results: training_step cannot be "
+                                "recorded: the host waits"));
   }
 }
 
@@ -382,6 +440,43 @@ TEST(PassGraphsOnASimulatedDevice, AreNotConfusedByTheGraphsOfAnEarlierFit) {
     training.steps(6, {4, 4});
   };
   compare(course, /*graphs=*/4, /*passes=*/2 * 6);
+}
+
+// A training of its own, as in another process.
+TEST(PassGraphsOnASimulatedDevice, GiveTheBitsOfAStraightRunAfterAResume) {
+  constexpr int kStepsInAll = 14;
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{4}, std::vector<std::int64_t>{4, 4}}) {
+    const auto all_steps = [&](Training& training) { training.steps(kStepsInAll, sizes); };
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+      for (const int stop : {2, 8}) {  // before and after the graphs are recorded
+        SCOPED_TRACE(testing::Message() << sizes.size() << " micro-batches, seed " << seed << ", stop " << stop);
+        simulated::begin(seed);
+        const CapturedStderr captured;
+        const auto without = results_of(/*has_graphs=*/false, plain_loss, all_steps);
+        const auto straight = results_of(/*has_graphs=*/true, plain_loss, all_steps);
+        Training::Saved saved{};
+        results_of(/*has_graphs=*/true, plain_loss, [&](Training& training) {
+          training.steps(stop, sizes);
+          saved = training.save();
+        });
+        const auto resumed = [&] {
+          return results_of(
+              /*has_graphs=*/true, plain_loss,
+              [&](Training& training) {
+                training.load(saved);
+                training.steps(kStepsInAll - stop, sizes);
+              },
+              [&](const Training& training) { EXPECT_EQ(training.graphs_made(), static_cast<int>(sizes.size())); });
+        };
+        const auto found = resumed();
+        EXPECT_EQ(bitwise_difference(found, straight), "");
+        EXPECT_EQ(bitwise_difference(found, without), "");
+        saved.momenta.front() = saved.momenta.front() * 2;
+        EXPECT_NE(bitwise_difference(resumed(), straight), "") << "the control";
+        simulated::begin(1);  // all memory is free again
+      }
+    }
+  }
 }
 
 TEST(PassGraphsOnASimulatedDevice, TakeGradientsThatWereReplacedOrChanged) {

@@ -38,7 +38,7 @@ struct Digits : lockstep::Task {
 struct Members : lockstep::Task, lockstep::Callback {
   torch::nn::Module& module() override { return *net_; }
   std::vector<lockstep::OptimizerSpec> optimizers() override { return {lockstep::adamw()}; }
-  std::string_view name() const override { return "block"; }
+  std::string name() const override { return "block"; }
   std::uint32_t stages() const override { return lockstep::Stage::epoch_end; }
   void on(const lockstep::StageContext&) override {}
   lockstep::StepOutput discriminator_loss(const lockstep::Batch& batch) { return training_step(batch); }
@@ -74,7 +74,7 @@ struct Database : lockstep::MetricSink {
 };
 struct Player : lockstep::Callback {
   Player(lockstep::Task&, lockstep::ReplayBuffer&) {}
-  std::string_view name() const override { return "player"; }
+  std::string name() const override { return "player"; }
   std::uint32_t stages() const override { return lockstep::Stage::step_end; }
   void on(const lockstep::StageContext&) override {}
 };

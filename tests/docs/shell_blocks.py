@@ -6,7 +6,8 @@
 A block begins in a copy of the repository whose build/release is BUILD. What a preset would build is built there already.
 ./train is the program of the block's section, or the one of "Getting started"; ~/train is a project of the reader, with the
 CMakeLists.txt of the README. A block after the line <!-- not run: REASON --> is read, but not run: its syntax, presets and
-files, and the flags of `lockstep`, also those in other code of the pages.
+files, and the flags of `lockstep`, also those in other code of the pages. Blocks of Python, TOML and CMake are only read too:
+the syntax, the settings, and the names of commands.
 """
 
 import json
@@ -15,6 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
 
 from markdown_blocks import fenced_blocks, line_of
@@ -87,9 +90,16 @@ class Reader:
         self.presets = {preset["name"] for kind in presets if kind.endswith("Presets") for preset in presets[kind]}
         self.settings = set(re.findall(r"^ *#? *([a-z_]+) = ", self.ask("config"), re.MULTILINE))
         self.commands = dict.fromkeys(re.findall(r"^  ([a-z]+) ", self.ask("help"), re.MULTILINE))
+        self.cmake_names = {name for words in (["--help-command-list"], ["--help-module", "FetchContent"])
+                            for name in re.findall(r"\w+", self.output_of("cmake", *words))}
+        self.languages = {"python": self.python, "toml": self.toml, "cmake": self.cmake}
+
+    @staticmethod
+    def output_of(*words):
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     def ask(self, *words):
-        return subprocess.run([self.tool, *words], capture_output=True, text=True, check=True).stdout
+        return self.output_of(self.tool, *words)
 
     def flags(self, command):
         if self.commands[command] is None:
@@ -117,7 +127,35 @@ class Reader:
                 if flag.replace("_", "-") not in self.flags(command) and flag.split(".")[-1] not in self.settings:
                     yield f"lockstep {command} has no flag --{flag}"
 
+    @staticmethod
+    def refusal(command, code, suffix):
+        """What the command says of a file with this code; "": it accepts it."""
+        with tempfile.NamedTemporaryFile("w", suffix=suffix) as file:
+            file.write(code)
+            file.flush()
+            done = subprocess.run([*command, file.name], capture_output=True, text=True)
+        return "" if done.returncode == 0 else done.stderr.replace(file.name, "block")
+
+    def python(self, code):
+        try:
+            compile(code, "block", "exec")
+        except SyntaxError as error:
+            yield f"line {error.lineno} is no Python: {error.msg}"
+
+    def toml(self, code):
+        yield self.refusal([self.tool, "config", "--check"], code, ".toml")
+
+    def cmake(self, code):
+        yield self.refusal(["cmake", "-P"], f"if(FALSE)\n{code}endif()\n", ".cmake")
+        for name in re.findall(r"^ *(\w+)\(", code, re.MULTILINE):
+            if name not in self.cmake_names:
+                yield f"CMake has no command {name}"
+
     def page(self, name, text):
+        for language, check in self.languages.items():
+            for block in fenced_blocks(text, language, "not run"):
+                for problem in filter(None, check(textwrap.dedent(block["code"]))):
+                    yield f"{name}:{line_of(text, block.start('code'))}: {problem}"
         for block in fenced_blocks(text, "sh", "not run"):
             for problem in self.block(block["code"]) if block["reason"] else ():
                 yield f"{name}:{line_of(text, block.start('code'))}: {problem}"
@@ -185,12 +223,14 @@ def main(build, libtorch, work, wanted):
 
     # The controls: what is wrong is found.
     planted = ("# Title\n```sh\ntrue\nfalse\n```\n\n<!-- not run: no GPU -->\n```sh\ncmake --preset none; tests/none.sh; lockstep none; "
-               "lockstep plan --none --nodes 2\nif\n```\n")
+               "lockstep plan --none --nodes 2\nif\n```\n\n```python\nif\n```\n\n```toml\nmax_step = 1\n```\n\n"
+               "```cmake\nadd_lib(x\n```\n")
     seen = place.run(ROOT / "docs/planted.md", script_of(ROOT / "docs/planted.md", planted))
     if seen != "docs/planted.md:4: ended with 1\n":
         problems.append(f"a block that fails was not found: {seen}")
     seen = list(reader.page("planted", planted))
-    for part in ("syntax error", "no preset none", "tests/none.sh", "no command none", "no flag --none"):
+    for part in ("syntax error", "no preset none", "tests/none.sh", "no command none", "no flag --none", "no Python",
+                 "max_step: unknown setting", "Parse error", "no command add_lib"):
         if not any(part in problem for problem in seen):
             problems.append(f"a wrong block that is not run was not found: {part}, only {seen}")
 

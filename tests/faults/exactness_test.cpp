@@ -65,6 +65,17 @@ std::size_t anomalies(const std::filesystem::path& run) {
   }));
 }
 
+/// Of the last fit: "stopped at step 32, epoch 2: val_loss did not improve on 0.25 in 8 measurements".
+std::string end_of(const std::filesystem::path& run) {
+  std::string why;
+  for (const std::string& line : read_lines(run / "events.jsonl")) {
+    if (const auto event = nlohmann::json::parse(line); event["event"] == "end") {
+      why = event["why"].get<std::string>();
+    }
+  }
+  return why.substr(0, why.find(", saved in "));
+}
+
 /// name -> step -> text of the value, of metrics that a resumed run must have as well.
 std::map<std::string, std::map<std::int64_t, std::string>> metrics_of(const std::filesystem::path& run) {
   std::map<std::string, std::map<std::int64_t, std::string>> metrics;
@@ -84,6 +95,7 @@ struct Trained {
   std::vector<std::string> more{};
   std::string name{};
   int more_files = 0;  ///< of state in a checkpoint; -1: the last values of the loss are not kept
+  std::string end = "finished at step 63, epoch 3 (--max_epochs 3)";  ///< how it begins
 };
 
 class StopsAfterEveryStep : public testing::TestWithParam<Trained> {};
@@ -96,9 +108,12 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   const auto straight = final_state(dir.path() / "straight");
   const int files = 4 + ranks + GetParam().more_files;  // model, optimizer, report, generators; name
   ASSERT_EQ(straight.size(), static_cast<std::size_t>(files));
-  ASSERT_EQ(straight.at("name"), "step-0000000063");
+  const std::string end = end_of(dir.path() / "straight");
+  ASSERT_THAT(end, testing::StartsWith(GetParam().end));
   const auto metrics = metrics_of(dir.path() / "straight");
-  ASSERT_EQ(metrics.at("epoch_loss").size(), 3U);
+  const int last_step = std::stoi(straight.at("name").substr(std::string("step-").size()));
+  EXPECT_THAT(end, HasSubstr(fmt::format(" step {}, ", last_step)));
+  ASSERT_EQ(metrics.at("epoch_loss").size(), static_cast<std::size_t>(last_step / 21));
   EXPECT_GT(anomalies(dir.path() / "straight"), 0U);
 
   const int stride = rounds(0) > 0 ? 1 : 20;  // 21 is the end of an epoch
@@ -111,7 +126,7 @@ TEST_P(StopsAfterEveryStep, EndWithTheBytesOfTheUndisturbedRun) {
   for (int stop = 1; stop < kSteps; stop += stride) {
     const auto run = dir.path() / "run" / fmt::format("stop_{}", stop);
     const bool same = final_state(run) == straight && metrics_of(run) == metrics &&
-                      anomalies(run) == anomalies(dir.path() / "straight");
+                      anomalies(run) == anomalies(dir.path() / "straight") && end_of(run) == end;
     EXPECT_TRUE(same) << "after step " << stop;
     sweep.count(same);
   }
@@ -132,7 +147,17 @@ INSTANTIATE_TEST_SUITE_P(
         Trained{1}, Trained{2}, Trained{4}, Trained{4, {"--backend", "gloo"}, "_gloo"},
         Trained{2, {"--dist.compression", "bf16_stochastic"}, "_bf16_stochastic"},
         Trained{2, {"--callbacks", "--validate.every_steps", "4"}, "_callbacks", 1},
+        // Only the first validation is an improvement; the run ends in the second epoch, also if it is stopped then.
+        Trained{2,
+                {"--validate.every_steps", "4", "--early_stop.metric", "val_loss", "--early_stop.min_delta", "1000",
+                 "--early_stop.patience", "8"},
+                "_early_stop",
+                1,
+                "stopped at step 32, epoch 2: val_loss did not improve on "},
         Trained{2, {"--optimizer", "adamw", "--dist.shard_optimizer"}, "_sharded"},
+        // One micro-batch in each step; at the end of an epoch one of four ranks has no samples.
+        Trained{2, {"--batch_size", "3", "--dist.static_graph"}, "_static_graph"},
+        Trained{4, {"--batch_size", "2", "--dist.static_graph"}, "_static_graph"},
         Trained{2, {"--precision", "fp16_mixed"}, "_fp16_mixed"},
         Trained{
             2,

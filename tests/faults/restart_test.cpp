@@ -76,15 +76,19 @@ TEST_F(Restart, AfterRanksKilledAtRandomTimesEndsWithTheSameBytes) {
   EXPECT_GE(sweep.points(), wanted);
 }
 
-// The straight run is not sharded.
-TEST_F(Restart, OfAShardedRunEndsWithTheSameBytes) {
-  Process process(two_ranks(run(), {"--dist.max_restarts", "3", "--dist.shard_optimizer"}));
-  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
-  kill(Process::ranks_of(process.pid()).at(0), SIGKILL);
-  const auto result = process.wait();
-  ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(noted(run(), "restart"), 1);
-  EXPECT_TRUE(ends_like_the_straight_run());
+// The straight run has neither.
+TEST_F(Restart, OfAShardedRunOrAStaticGraphEndsWithTheSameBytes) {
+  for (const std::string way : {"--dist.shard_optimizer", "--dist.static_graph"}) {
+    SCOPED_TRACE(way);
+    std::filesystem::remove_all(run());
+    Process process(two_ranks(run(), {"--dist.max_restarts", "3", way}));
+    ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+    kill(Process::ranks_of(process.pid()).at(0), SIGKILL);
+    const auto result = process.wait();
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(noted(run(), "restart"), 1);
+    EXPECT_TRUE(ends_like_the_straight_run());
+  }
 }
 
 // The batch of 8 does not fit after some steps, nor does that of 4. The data and the losses stay; the last checkpoint
@@ -160,6 +164,19 @@ TEST_F(Restart, ByTorchrunEndsWithTheSameBytes) {
   kill(Process::ranks_of(process.pid()).at(1), SIGKILL);
   const auto result = process.wait();
   ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("resuming from step"));
+  EXPECT_TRUE(ends_like_the_straight_run());
+}
+
+// torchrun knows nothing of the request, and starts ranks again that ended with 75.
+TEST_F(Restart, ByTorchrunFollowsAStopByLockstepCtl) {
+  LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
+  Process process(with(under_torchrun({"--max-restarts", "2"}), {"--work_ms", "5"}), threads_);
+  ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "ctl", run().string(), "stop"}).code, 0) << "lockstep ctl RUN stop";
+  const auto result = process.wait();
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("lockstep ctl, saved in"));
   EXPECT_THAT(result.err, HasSubstr("resuming from step"));
   EXPECT_TRUE(ends_like_the_straight_run());
 }

@@ -97,6 +97,19 @@ TEST_F(Stop, AtRandomTimesLosesNothing) {
   EXPECT_TRUE(final_state(run()) == final_state(straight_dir.path() / "run"));
 }
 
+// Of a Trainer that has its own plan and was not given the requests of the run; the first of two trainings has ended.
+TEST_F(Stop, EndsATrainingWithAPlanOfItsOwn) {
+  for (const char* ranks : {"1", "2"}) {
+    std::vector<std::string> words = command(
+        TRAIN_PROGRAM, run() / ranks, {"--nprocs", ranks, "--max_epochs", "0", "--max_steps", "20", "--stops", "1"});
+    std::vector<std::string> stopped = words;
+    stopped.insert(stopped.end(), {"--fail", "term", "--fail_in", "optimizer", "--fail_step", "5"});
+    const auto result = run_program(stopped);
+    EXPECT_EQ(result.code, 75) << result.err;
+    EXPECT_EQ(run_program(words).code, 0);
+  }
+}
+
 // Control: a run that continues with another learning rate does not end with the same bytes.
 TEST_F(Stop, IsComparedInEarnest) {
   const TempDir straight_dir;

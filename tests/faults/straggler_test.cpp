@@ -1,7 +1,9 @@
-// Runs in which one rank is slower than the others (T1 of the fault model), and runs without such a rank.
+// Runs in which one rank is slower than the others (T1 of the fault model), and runs without such a rank, one of them
+// with slow data.
 #include <optional>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -47,7 +49,7 @@ TEST(Straggler, IsNamedWithinTwentySteps) {
                    std::to_string(rank), "--fail_in", slow.phase, "--slow_ms", std::to_string(slow.more_ms)}));
       const auto named = first_named(dir.path() / "run");
       const std::string text = "rank " + std::to_string(rank) + " (";
-      const auto told = result.err.find(" times as long for a step as the others");
+      const auto told = result.err.find(" times as long for a step as the others, who wait for it: ");
       const bool right = result.code == 0 && named && named->rank == rank && named->step == 20 &&
                          named->phase == (slow.phase == "data" ? "data" : "Task::optimize") &&
                          told != std::string::npos && result.err.find(text) < told;
@@ -55,6 +57,17 @@ TEST(Straggler, IsNamedWithinTwentySteps) {
       sweep.count(right);
     }
   }
+}
+
+// It takes longer than ten seconds: the end of a shorter run has no such advice.
+TEST(SlowData, IsNamedAtTheEndOfARun) {
+  const TempDir dir;
+  const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
+                                          {"--max_steps", "4", "--data.workers", "0", "--fail_in", "data", "--slow_ms",
+                                           "2600", "--checkpoint.enabled", "false"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, testing::ContainsRegex("waiting for data took (9[0-9]|100) % of the time: "
+                                                 "raise --data.workers .now 0."));
 }
 
 // Control: a delay below the threshold, or one that affects all ranks, is not reported.

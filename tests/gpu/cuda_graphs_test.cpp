@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -229,7 +230,9 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, WouldBeSeenToTrainSomethingElse) {  // the cont
   EXPECT_GT(differing(results_of(way, other), results_of(way, config_of(way, where, /*has_graphs=*/false))), 0);
 }
 
-void train_until(std::int64_t step, ComputeSetup where, bool has_graphs, const std::filesystem::path& run) {
+/// With a checkpoint every 5 steps. Fails after `failing_step`.
+void train_until(std::int64_t step, ComputeSetup where, bool has_graphs, const std::filesystem::path& run,
+                 std::int64_t failing_step = -1) {
   TrainConfig config{.compute_setup = where,
                      .precision = Precision::bf16_mixed,
                      .deterministic = Determinism::on,
@@ -238,11 +241,26 @@ void train_until(std::int64_t step, ComputeSetup where, bool has_graphs, const s
                      .max_steps = step,
                      .batch_size = 8,
                      .global_batch_size = 16,
-                     .run_dir = run.string()};
+                     .run_dir = run.string(),
+                     .checkpoint = {.every_epochs = 0, .every_steps = 5}};
   Session session = Session::single(config);
   DataLoader data(small_images(93), session.plan.loader, session.world);
   SmallTask task(0.2, adamw({.lr = 0.001}));
-  Trainer(session).fit(task, data);
+  const auto fail = at_stage(Stage::step_end, [&](const StageContext& context) {
+    if (context.state.step == failing_step) {
+      throw std::runtime_error("cannot decode sample 4411");
+    }
+  });
+  Trainer(session).add(fail).fit(task, data);
+}
+
+void expect_same_state(const std::filesystem::path& run, const std::filesystem::path& other) {
+  const auto expected = final_state(other);
+  const auto found = final_state(run);
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_TRUE(found.at(name) == bytes) << name << " differs";
+  }
 }
 
 // Stopped and resumed with graphs: the bytes of a run that had none and was not stopped.
@@ -258,12 +276,19 @@ LOCKSTEP_DEVICE_TEST(CudaGraphs, ResumeBitwise) {
       EXPECT_THAT(told, HasSubstr("resuming from step 11"));
     }
   }
-  const auto expected = final_state(dir.path() / "straight");
-  const auto found = final_state(dir.path() / "stopped");
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, bytes] : expected) {
-    EXPECT_TRUE(found.at(name) == bytes) << name << " differs";
-  }
+  expect_same_state(dir.path() / "stopped", dir.path() / "straight");
+}
+
+// It fails while steps are replayed, between two checkpoints.
+LOCKSTEP_DEVICE_TEST(CudaGraphs, ResumeBitwiseAfterAFailure) {
+  const TempDir dir;
+  train_until(20, where, /*has_graphs=*/false, dir.path() / "straight");
+  CapturedStderr captured;
+  EXPECT_THROW(train_until(20, where, /*has_graphs=*/true, dir.path() / "failed", /*failing_step=*/13),
+               std::runtime_error);
+  train_until(20, where, /*has_graphs=*/true, dir.path() / "failed");
+  EXPECT_THAT(captured.text(), testing::ContainsRegex("resuming from step 1[03]"));
+  expect_same_state(dir.path() / "failed", dir.path() / "straight");
 }
 
 LOCKSTEP_DEVICE_TEST(CudaGraphs, LetNoStepWaitForTheDevice) {

@@ -14,6 +14,7 @@ namespace {
 
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<std::string> program(const TempDir& dir, ComputeSetup where, const std::vector<std::string>& more) {
   return with(with(command(RANKS_PROGRAM, dir.path() / "run", {"train"}), on_device(where)), more);
@@ -68,6 +69,26 @@ TEST_F(CrowdedGpuOnGpu, IsNamedWithItsTenant) {
       lists_it,
       "NVML shows no processes of the GPU here, or with numbers of another namespace, as in many containers"));
   EXPECT_THAT(result.err, ContainsRegex(fmt::format("on cuda:0, .*{}.* uses [0-9.]+ GiB", holder_->pid())));
+}
+
+// Eight samples do not fit, and one does, after the GPU has given a part to CUDA.
+TEST_F(CrowdedGpuOnGpu, IsEnoughForASmallerMicroBatch) {
+  const TempDir dir;
+  const auto train = [&](const std::string& max_steps) {
+    return run_program(
+        program(dir, ComputeSetup::gpu,
+                {"--batch_size", "8", "--sample_mib", "1024", "--memory.halve_batch", "--max_steps", max_steps}),
+        one_gpu_only());
+  };
+  const auto first = train("5");
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("CUDA out of memory"));
+  EXPECT_THAT(first.err, HasSubstr("restart 2 now, with half the micro-batch: rank 0"));
+  EXPECT_THAT(first.err, ContainsRegex("batch after memory ran out: 8 = [12] per rank x [48] micro-batches"));
+  const auto second = train("8");
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_THAT(second.err, Not(HasSubstr("out of memory")));
+  EXPECT_THAT(second.err, HasSubstr("did not fit into the memory of " + before_.name));
 }
 
 TEST_F(CrowdedGpuOnGpu, IsNotChosenWhereMoreMemoryIsAskedFor) {

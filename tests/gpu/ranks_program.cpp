@@ -469,6 +469,7 @@ struct Options {
   std::string fail_in = "";  // forward, backward, optimizer, collective
   std::int64_t fail_rank = 1;
   std::int64_t fail_step = 20;
+  std::int64_t sample_mib = 0;  // that a sample takes in a forward
 };
 
 /// Takes all memory of a GPU and asks for more. The CPU's stays: it is that of the whole machine.
@@ -510,6 +511,8 @@ class FailingTask final : public Task {
   std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.01})}; }
   StepOutput training_step(const Batch& batch) override {
     reach("forward");
+    const at::Tensor activations =
+        at::empty({batch.samples * options_.sample_mib << 20}, at::device(world_.device()).dtype(at::kByte));
     auto loss = at::mse_loss(net_.forward(batch.input, false), batch.target);
     if (is_due("backward")) {
       loss.register_hook([this](const at::Tensor&) { fail(options_.fail, world_.device()); });
@@ -612,7 +615,8 @@ int main(int argc, char** argv) {
       .add("fail", &options.fail, "how")
       .add("fail_in", &options.fail_in, "phase to fail in")
       .add("fail_rank", &options.fail_rank, "rank that fails")
-      .add("fail_step", &options.fail_step, "step in which it fails");
+      .add("fail_step", &options.fail_step, "step in which it fails")
+      .add("sample_mib", &options.sample_mib, "memory of a sample in a forward");
   const TrainConfig defaults{.max_epochs = 0, .max_steps = 60, .batch_size = 4, .report = {.every_steps = 1}};
   return run(defaults, flags, argc, argv, [&](Session& session) {
     const std::map<std::string, std::function<void()>> tasks{

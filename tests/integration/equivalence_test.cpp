@@ -102,6 +102,13 @@ TEST_F(Equivalence, OneTwoAndFourRanksLearnTheSame) {
   }
 }
 
+TEST_F(Equivalence, IsThatOfTheGlobalBatchAndNotOfTheBatchOfARank) {
+  const std::vector<std::string> two_ranks{"--nprocs", "2", "--batch_size", "12"};
+  const auto one = train("one", {});
+  EXPECT_LE(worst_difference(one, train("same", two_ranks)), 1e-10);
+  EXPECT_GT(worst_difference(one, train("larger", with(two_ranks, {"--global_batch_size", "0"}))), 1e-2);
+}
+
 TEST_F(Equivalence, AccumulationDoesNotChangeWhatIsLearned) {
   const auto whole = train("whole", {"--batch_size", "12"});
   const auto parts = train("parts", {"--batch_size", "5", "--nprocs", "2"});

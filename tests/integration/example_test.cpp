@@ -312,6 +312,17 @@ TEST(Example, AnEmbeddedTrainingThatFailsIsAFailure) {
   EXPECT_EQ(result.code, 1) << result.out << result.err;
 }
 
+// lockstep::run handles Ctrl-C, see Resume.AfterCtrlC. Without it the program's own way stays: this one just ends.
+TEST(Example, AnEmbeddedTrainingLeavesCtrlCToItsProgram) {
+  Process process({"stdbuf", "-oL", example("09_embedded"), "0"}, kOneThread);
+  ASSERT_TRUE(process.wait_for("round 1:"));
+  process.signal(SIGINT);
+  const auto result = process.wait();
+  EXPECT_EQ(result.code, 128 + SIGINT);
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out.find("round 10:"), std::string::npos) << "it was trained to its end";
+}
+
 TEST(Example, TheFlagsOfOneTrainerStartTheSameTraining) {
   const std::string torchrun = find_torchrun(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));

@@ -79,6 +79,19 @@ TEST(OneRank, FailsWithItsOwnCodeAndText) {
   EXPECT_THAT(result.err, HasSubstr("cannot decode sample 4411"));
 }
 
+TEST(OneRank, EndsAtTheFirstOfTwoLimitsAndNamesIt) {
+  const TempDir dir;
+  const auto end_of = [&](const std::string& run, const std::vector<std::string>& limits) {
+    const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / run, limits));
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(end_of("epochs", {"--max_steps", "1000", "--max_epochs", "1"}),
+              HasSubstr("finished at step 26, epoch 1 (--max_epochs 1), saved in "));
+  EXPECT_THAT(end_of("steps", {"--max_steps", "30", "--max_epochs", "0"}),
+              HasSubstr("finished at step 30, epoch 2 (--max_steps 30), saved in "));
+}
+
 TEST(NonFiniteLoss, EndsEveryRankWithoutARestart) {
   const TempDir dir;
   const auto result = run_program(command(TRAIN_PROGRAM, dir.path() / "run",
@@ -401,6 +414,20 @@ TEST(Launch, GivesEveryRankAProcessGroupOfItsOwn) {
   ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
   for (const auto rank : Process::ranks_of(process.pid())) {
     EXPECT_EQ(getpgid(rank), rank) << "a rank shares its process group with another process";
+  }
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().code, 75);
+}
+
+// For top, ps and pkill. Kernels before 6.14 name the ranks after a descriptor.
+TEST(Launch, GivesItsRanksTheNameOfTheProgram) {
+  LOCKSTEP_REQUIRE(Requirements().that(run_program({"bash", "-c", "true"}).code == 0, "no bash"));
+  const TempDir dir;
+  Process process(with({"bash", "-c", "exec -a my_training \"$0\" \"$@\""},
+                       command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2", "--max_epochs", "10000"})));
+  ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
+  for (const auto rank : Process::ranks_of(process.pid())) {
+    EXPECT_EQ(Process::name_of(rank), "my_training");
   }
   process.signal(SIGTERM);
   EXPECT_EQ(process.wait().code, 75);

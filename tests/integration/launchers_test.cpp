@@ -1,11 +1,13 @@
 // One binary under every launcher that can be installed here gives the same bytes as our launcher with the same world
 // size.
 #include <chrono>
+#include <regex>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/fake_driver.h"
 #include "support/network.h"
 #include "support/python.h"
 #include "support/requirements.h"
@@ -125,11 +127,11 @@ TEST(Mpich, MeetsThroughAShellScript) {
 
 // --- Slurm ---
 
-/// A cluster of two nodes for one test.
+/// A cluster of two nodes for one test. Only Slurm takes its GPUs for GPUs: they are device nodes like /dev/null.
 class SlurmCluster {
  public:
-  explicit SlurmCluster(const std::string& mode) : mode_(mode) {
-    const auto result = run_program({SLURM_CLUSTER, "up", folder(), mode_, "2"}, path());
+  explicit SlurmCluster(const std::string& mode, int gpus_per_node = 0) {
+    const auto result = run_program({SLURM_CLUSTER, "up", folder(), mode, "2", std::to_string(gpus_per_node)}, path());
     EXPECT_EQ(result.code, 0) << result.err;
   }
   ~SlurmCluster() { run_program({SLURM_CLUSTER, "down", folder()}, path()); }
@@ -151,6 +153,13 @@ class SlurmCluster {
     return requirements().that(allowed, "network namespaces need `ip` (iproute2) and the rights to make them");
   }
 
+  /// The same for nodes with GPUs.
+  static Requirements gpus() {
+    const TempDir dir;
+    const bool allowed = run_program({"mknod", (dir.path() / "gpu").string(), "c", "1", "3"}).code == 0;
+    return networks().that(allowed, "fake GPUs need the right to make device nodes");
+  }
+
   std::string folder() const { return (dir_.path() / "cluster").string(); }
   Process::Environment environment(Process::Environment more = {}) const {
     more["SLURM_CONF"] = folder() + "/slurm.conf";
@@ -166,7 +175,6 @@ class SlurmCluster {
     return {{"PATH", read_environment().get("PATH").value_or("") + ":/usr/sbin:/sbin"}};
   }
   TempDir dir_;
-  std::string mode_;
 };
 
 struct StepCase {
@@ -225,6 +233,85 @@ TEST(SlurmStep, RunsOnSomeNodesOfAnAllocation) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 2));
 }
 
+const std::string kFourGpus = "GPU-a free,GPU-b free,GPU-c free,GPU-d free";
+
+/// A GPU by its number on the node, and by its number among those that the task sees.
+using SeenGpu = std::pair<int, int>;
+
+/// The GPU that the task with this place on its node plans to take: of a device for each task of the node, or of the
+/// only one that this task sees. Those of the fake driver have 100 bytes, 200, 300, ...
+SeenGpu planned_gpu(const std::string& table, std::size_t local_rank) {
+  static const std::regex kDevice(R"(Test GPU \((\d)00 B\), cuda:(\d))");
+  std::vector<SeenGpu> gpus;
+  for (std::sregex_iterator found(table.begin(), table.end(), kDevice); found != std::sregex_iterator(); ++found) {
+    gpus.emplace_back(std::stoi((*found)[1]) - 1, std::stoi((*found)[2]));
+  }
+  return gpus.size() == 1 ? gpus.front() : local_rank < gpus.size() ? gpus[local_rank] : SeenGpu{-1, -1};
+}
+
+struct GpuCase {
+  const char* what;
+  std::vector<std::string> launcher;
+  std::vector<std::string> flags;
+  std::vector<SeenGpu> gpus;  // by local rank
+};
+
+TEST(SlurmStep, TakesAnotherGpuInEachTaskOfANode) {
+  const std::vector<SeenGpu> all{{0, 0}, {1, 1}, {2, 2}, {3, 3}};
+  const std::vector<SeenGpu> own{{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+  const GpuCase cases[] = {
+      {"plain", {}, {"--gpus-per-node=4"}, all},
+      {"one GPU per task", {}, {"--gpus-per-task=1"}, own},
+      {"bound one by one", {}, {"--gpus-per-node=4", "--gpu-bind=single:1"}, own},
+      {"bound in another order",
+       {},
+       {"--gpus-per-node=4", "--gpu-bind=map_gpu:3,1,2,0"},
+       {{3, 0}, {1, 0}, {2, 0}, {0, 0}}},
+      {"not bound", {}, {"--gpus-per-node=4", "--gpu-bind=none"}, all},
+      {"two of four", {}, {"--gpus-per-node=2"}, {{0, 0}, {1, 1}}},
+      {"beside another job",
+       {"salloc", "-N2", "-n2", "--gpus-per-node=2", "env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOBID"},
+       {"--gpus-per-node=2"},
+       {{2, 0}, {3, 1}}},
+      // The control: two tasks with one GPU. The plan cannot know it, but such ranks find it out when they connect.
+      {"bound to one GPU", {}, {"--gpus-per-node=4", "--gpu-bind=map_gpu:2,2"}, {{2, 0}, {2, 0}}},
+  };
+  LOCKSTEP_REQUIRE(SlurmCluster::gpus().that(probe_hardware().cuda_built, "this build has no CUDA"));
+  const SlurmCluster cluster("netns", 4);
+  const TempDir dir;
+  const auto driver = fake_driver(dir.path(), kFourGpus);
+  for (const auto& [what, launcher, flags, gpus] : cases) {
+    SCOPED_TRACE(what);
+    const auto tasks = gpus.size();
+    const auto output = dir.path() / what;
+    auto srun = with(launcher, {"srun", "-N2", "-n" + std::to_string(2 * tasks),
+                                "--ntasks-per-node=" + std::to_string(tasks), "--output=" + output.string() + "%t"});
+    srun = with(with(srun, flags), {TRAIN_PROGRAM, "--dry-run"});
+    const auto result = cluster.run(srun, driver);
+    EXPECT_EQ(result.code, 0) << result.err;
+    for (std::size_t task = 0; task < 2 * tasks; ++task) {
+      const std::string table = read_text(output.string() + std::to_string(task));
+      EXPECT_EQ(planned_gpu(table, task % tasks), gpus[task % tasks]) << "task " << task << "\n" << table;
+    }
+  }
+}
+
+TEST(SlurmStep, PlansARankForEachGpuWithOneTaskPerNode) {
+  LOCKSTEP_REQUIRE(SlurmCluster::gpus().that(probe_hardware().cuda_built, "this build has no CUDA"));
+  const SlurmCluster cluster("netns", 4);
+  const TempDir dir;
+  for (const int gpus : {3, 4}) {
+    const auto result = cluster.run(
+        {"srun", "-N2", "--ntasks-per-node=1", "--gpus-per-node=" + std::to_string(gpus), TRAIN_PROGRAM, "--dry-run"},
+        fake_driver(dir.path(), kFourGpus));
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("this program starts " + std::to_string(gpus) + " ranks there"));
+    const auto last = std::to_string(gpus - 1);
+    EXPECT_THAT(result.out, HasSubstr("\n" + std::to_string(2 * gpus - 1) + "     1     " + last +
+                                      "           cuda:" + last + " Test GPU"));
+  }
+}
+
 TEST(SlurmBatch, TrainsAloneWithoutSrunAndSaysSo) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
@@ -257,39 +344,53 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
 }
 
-/// The scripts of examples/slurm, with the options that a cluster without GPUs needs.
+/// The scripts of examples/slurm as they are. Their ranks train on the CPU.
 TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
   struct Script {
     const char* name;
-    std::vector<std::string> options;
     std::vector<std::string> flags;
     const char* launch;
-    const char* gpus = "";  // SLURM_GPUS_ON_NODE, which Slurm sets where there are some
   };
   const Script scripts[] = {
-      {"srun_one_gpu", {}, {}, "Slurm, 1 rank"},
-      {"srun_one_node", {}, {"--nprocs", "2"}, "Slurm, one process per node, this program starts 2 ranks there"},
-      {"srun_many_nodes", {"--ntasks-per-node=1"}, {}, "Slurm, 2 ranks on 2 nodes"},
-      {"torchrun_one_gpu", {}, {}, "torchrun, 1 rank ("},
-      {"torchrun_one_node", {}, {}, "torchrun, 2 ranks (", "2"},
-      {"torchrun_many_nodes", {}, {}, "torchrun, 2 ranks on 2 nodes"},
+      {"srun_one_gpu", {}, "Slurm, 1 rank"},
+      {"srun_one_node", {"--nprocs", "4"}, "Slurm, one process per node, this program starts 4 ranks there"},
+      {"srun_many_nodes", {}, "Slurm, 8 ranks on 2 nodes"},
+      {"torchrun_one_gpu", {}, "torchrun, 1 rank ("},
+      {"torchrun_one_node", {}, "torchrun, 4 ranks ("},
+      {"torchrun_many_nodes", {}, "torchrun, 8 ranks on 2 nodes"},
   };
   const std::string torchrun = find_torchrun(LIBTORCH_DIR);
-  LOCKSTEP_REQUIRE(SlurmCluster::networks().that(!torchrun.empty(), "no torchrun beside " LIBTORCH_DIR));
-  const SlurmCluster cluster("netns");
+  LOCKSTEP_REQUIRE(SlurmCluster::gpus().that(!torchrun.empty(), "no torchrun beside " LIBTORCH_DIR));
+  const SlurmCluster cluster("netns", 4);
   const TempDir dir;
   const auto path =
       std::filesystem::path(torchrun).parent_path().string() + ":" + read_environment().get("PATH").value_or("");
-  for (const auto& [name, options, flags, launched, gpus] : scripts) {
+  for (const auto& [name, flags, launched] : scripts) {
     SCOPED_TRACE(name);
     const auto log = dir.path() / (std::string(name) + ".log");
-    auto words =
-        with({"sbatch", "--wait", "--gpus-per-node=0", "--cpus-per-task=1", "--output=" + log.string()}, options);
-    words.push_back(std::string(EXAMPLE_SOURCES) + "/slurm/" + name + ".sbatch");
-    words = with(words, command(std::string(EXAMPLES_DIR) + "/02_multi_device", dir.path() / name, flags));
-    const auto result = cluster.run(words, {{"PATH", path}, {"SLURM_GPUS_ON_NODE", gpus}});
+    const auto program = command(std::string(EXAMPLES_DIR) + "/02_multi_device", dir.path() / name, flags);
+    const auto result = cluster.run(with({"sbatch", "--wait", "--output=" + log.string(),
+                                          EXAMPLE_SOURCES "/slurm/" + std::string(name) + ".sbatch"},
+                                         program),
+                                    {{"PATH", path}});
     EXPECT_EQ(result.code, 0) << result.err << read_text(log);
     EXPECT_THAT(read_text(log), HasSubstr("launch       " + std::string(launched)));
+  }
+}
+
+// The other half of the test above: Slurm looks at the numbers of GPUs in the scripts.
+TEST(SlurmBatch, RefusesTheScriptsOfTheExamplesWithoutEnoughGpus) {
+  LOCKSTEP_REQUIRE(SlurmCluster::gpus());
+  const SlurmCluster none("loopback");
+  const SlurmCluster three("loopback", 3);
+  for (const auto& entry : std::filesystem::directory_iterator(EXAMPLE_SOURCES "/slurm")) {
+    const auto script = entry.path().string();
+    const auto without = none.run({"sbatch", script, "true"});
+    EXPECT_EQ(without.code, 1) << script;
+    EXPECT_THAT(without.err, HasSubstr("Invalid generic resource (gres) specification")) << script;
+    EXPECT_EQ(none.run({"sbatch", "--gpus-per-node=0", script, "true"}).code, 0) << script;
+    const bool one = script.find("one_gpu") != std::string::npos;
+    EXPECT_EQ(three.run({"sbatch", script, "true"}).code, one ? 0 : 1) << script;
   }
 }
 

@@ -129,7 +129,7 @@ TEST_F(Rendezvous, AStoreOfAnotherRunIsNamed) {
   const auto store = foreign_store();
   port_ = std::to_string(store->getPort());
   const std::string handshake =
-      R"({"protocol":1,"version":"0.1.0","run":"7f3a","world_size":2,"process":"pid 71@far"})";
+      R"({"protocol":2,"version":"0.1.0","run":"7f3a","world_size":2,"process":"pid 71@far"})";
   store->set("lockstep/handshake", {handshake.begin(), handshake.end()});
   const auto result = start(1, 2, {{"TORCHELASTIC_RUN_ID", "91bc"}})->wait();
   EXPECT_EQ(result.code, 2) << result.err;
@@ -236,6 +236,17 @@ TEST_F(Rendezvous, SaysThatNobodyListensAndGivesUp) {
   EXPECT_THAT(result.err, HasSubstr("[rank1]: warning: waiting: " + missing + " (10 of 11 s)"));
   EXPECT_THAT(result.err, HasSubstr("error: " + missing + " after 11 s"));
   EXPECT_THAT(result.err, Not(HasSubstr("frame #"))) << "a stack trace of c10d";
+}
+
+// The launcher of another machine knows nothing of the store, so its ranks look for it as all others do.
+TEST_F(Rendezvous, UnderLockstepRunOnAnotherMachineSaysThatNobodyListens) {
+  const auto second = with({LOCKSTEP_CLI, "run", "--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "1",
+                            "--master-addr", "127.0.0.1", "--master-port", port_, "--"},
+                           command(TRAIN_PROGRAM, dir_.path() / "run", {"--dist.init_timeout_s", "60"}));
+  Process process(second);
+  EXPECT_TRUE(process.wait_for("waiting: nobody listens on 127.0.0.1:" + port_, Process::Seconds(40))) << process.err();
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().code, 75);
 }
 
 TEST_F(Rendezvous, ListensOnTheLoopbackOnly) {

@@ -166,6 +166,12 @@ TEST_F(Resume, OfAFinishedRunSaysSo) {
   EXPECT_THAT(again.err, Not(HasSubstr("resuming from")));
   EXPECT_THAT(again.err, HasSubstr("--max_epochs"));
   EXPECT_THAT(again.err, HasSubstr("--fresh"));
+  EXPECT_THAT(again.err, Not(HasSubstr("use another --run_name")));
+  const auto changed = run_program(with(train(), {"--optim.lr", "0.5"}));
+  EXPECT_EQ(changed.code, 0);
+  EXPECT_THAT(changed.err, HasSubstr("--optim.lr is 0.5 now"));
+  EXPECT_THAT(changed.err, HasSubstr("use another --run_name to train with this"));
+  expect_same_state();
 }
 
 TEST_F(Resume, OnAnotherNumberOfRanksKeepsTheGlobalBatch) {

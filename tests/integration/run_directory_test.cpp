@@ -22,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using Path = std::filesystem::path;
@@ -70,6 +71,7 @@ TEST_P(SecondStart, IsRefusedAndTouchesNothing) {
     second.insert(second.end(), flags.begin(), flags.end());
     const auto refused = run_program(second);
     EXPECT_EQ(refused.code, 65) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("error: run directory "));
     EXPECT_THAT(refused.err, HasSubstr("is in use by pid " + std::to_string(first.pid()) + " on "));
     EXPECT_EQ(runs(), 1) << "the run was renamed under its owner";
     EXPECT_TRUE(files_in(run()) == before) << "a file of the running run was touched";
@@ -134,6 +136,34 @@ TEST_F(RunDirectories, OfAnotherProgramAreRefusedByName) {
       run_program(with(stranger, {"--run_dir", run("run_renamed").string(), "--resume", run().string()}));
   EXPECT_EQ(goes_on.code, 0) << goes_on.err;
   EXPECT_THAT(goes_on.err, HasSubstr("resuming from"));
+}
+
+// By default the directory follows from where the program starts, from its name and from --run_name.
+TEST_F(RunDirectories, OfAnotherNameOrPlaceBeginAtStepZero) {
+  const TempDir elsewhere;
+  const auto train_in = [](const TempDir& place, const std::vector<std::string>& flags) {
+    const auto result = run_program(with({TRAIN_PROGRAM, "--compute_setup", "cpu"}, flags), {}, place.path().string());
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.err;
+  };
+  const auto begins = AllOf(HasSubstr("\nstep 1 |"), Not(HasSubstr("resuming from")));
+  EXPECT_THAT(train_in(dir_, {"--max_epochs", "1"}), begins);
+  EXPECT_THAT(train_in(dir_, {"--max_epochs", "2", "--run_name", "other"}), begins);
+  EXPECT_THAT(train_in(elsewhere, {"--max_epochs", "2"}), begins);
+  // Control: the same place and name.
+  EXPECT_THAT(train_in(dir_, {"--max_epochs", "2"}), AllOf(HasSubstr("resuming from"), Not(HasSubstr("\nstep 1 |"))));
+}
+
+TEST_F(RunDirectories, AreTheSameForAnyNumberOfRanksIfMainChangesTheDirectory) {
+  std::filesystem::create_directories(dir_.path() / "sub" / "sub");  // main of a rank would go there
+  for (const std::string ranks : {"1", "2"}) {
+    const auto result = run_program(
+        {TRAIN_PROGRAM, "--compute_setup", "cpu", "--nprocs", ranks, "--max_epochs", "1", "--run_dir", "run_" + ranks},
+        {{"TRAIN_PROGRAM_GOES_TO", "sub"}}, dir_.path().string());
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_TRUE(std::filesystem::exists(dir_.path() / "sub" / ("run_" + ranks) / "checkpoints")) << ranks;
+    EXPECT_TRUE(std::filesystem::is_empty(dir_.path() / "sub" / "sub")) << ranks;
+  }
 }
 
 TEST_F(RunDirectories, OfAnotherModelAreRefusedBeforeTheFirstSave) {

@@ -132,7 +132,7 @@ TEST_F(TestCommand, NamesEachPartWhoseDataIsWrong) {
   EXPECT_EQ(result["ready"], false);
   EXPECT_THAT(subjects(result, "fail"),
               UnorderedElementsAre("gloo: all_reduce", "gloo: gradients", "gloo: training", "checkpoint: resume"));
-  EXPECT_THAT(found_of(result, "all_reduce"), HasSubstr("the first is number 0: found "));
+  EXPECT_THAT(found_of(result, "all_reduce"), HasSubstr("numbers differ, the first is number 0: found "));
   EXPECT_THAT(found_of(result, "gradients"), HasSubstr("1 of 1024 numbers differ"));
   EXPECT_THAT(found_of(result, "training"), HasSubstr("differ from those of one rank"));
   EXPECT_THAT(found_of(result, "resume"), HasSubstr("expected the same bits"));
@@ -159,7 +159,18 @@ TEST_F(TestCommand, NeedsItsProbe) {
   use_probe("");
   const Process::Result result = run({"--compute-setup", "cpu"});
   EXPECT_EQ(result.code, 127);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("error: cannot find "), HasSubstr("lockstep-probe"), HasSubstr("hint: ")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("error: cannot find "), HasSubstr("lockstep-probe, which has the ranks of lockstep test"),
+                    HasSubstr("hint: ")));
+  EXPECT_TRUE(left_nothing());
+}
+
+TEST_F(TestCommand, SaysWhichLibraryNoRankFinds) {
+  // The words of the dynamic loader.
+  use_probe("echo \"$0: error while loading shared libraries: libtorch.so: cannot open it\" >&2\nexit 127");
+  const nlohmann::json result = json({"--compute-setup", "cpu", "--backend", "gloo"});
+  EXPECT_EQ(result_.code, 1);
+  EXPECT_EQ(found_of(result, "start"), "no rank can start: libtorch.so: cannot open it");
   EXPECT_TRUE(left_nothing());
 }
 

@@ -2,15 +2,16 @@
 # A throw-away Slurm cluster of virtual nodes n1, n2, ... on this machine, for the tests. Needs root and the Debian packages
 # slurm-wlm and munge, neither systemd nor control groups.
 #
-#   slurm_cluster.sh up FOLDER [loopback|netns] [NODES]   starts munged, slurmctld and a slurmd per node, waits until all idle
-#   slurm_cluster.sh down FOLDER                          ends what `up` started with this folder, and nothing else
+#   slurm_cluster.sh up FOLDER [loopback|netns] [NODES] [GPUS]   starts munged, slurmctld and a slurmd per node, waits until all idle
+#   slurm_cluster.sh down FOLDER                                 ends what `up` started with this folder, and nothing else
 #
 # loopback  the nodes share this machine's network and name; "n1" does not resolve.
 # netns     each node has a network and a host name of its own; n1, n2, ... are 10.213.X.1, .2, ... on a bridge that leads nowhere.
+# GPUS      per node, by default 0. They are device nodes like /dev/null: only Slurm takes them for GPUs.
 # Clients need SLURM_CONF=FOLDER/slurm.conf. Everything written is below FOLDER.
 set -euo pipefail
 
-readonly cpus_per_node=4 # promised to the scheduler, not asked of the machine
+readonly cpus_per_node=16 # promised to the scheduler, not asked of the machine
 
 say() { printf 'slurm_cluster: %s\n' "$*" >&2; }
 
@@ -50,8 +51,16 @@ make_networks() {
   done
 }
 
+# A plain file is not taken for a GPU.
+make_gpus() {
+  local i
+  for i in $(seq 0 $((gpus - 1))); do mknod "$folder/gpu$i" c 1 3; done
+  echo "Name=gpu File=$folder/gpu[0-$((gpus - 1))]" >"$folder/gres.conf"
+  echo "GresTypes=gpu" >>"$folder/slurm.conf"
+}
+
 write_configuration() {
-  local controller=127.0.0.1 base i
+  local controller=127.0.0.1 base i resources="CPUs=$cpus_per_node RealMemory=1000"
   [ "$mode" = loopback ] || controller=$net.254
   base=$(free_ports $((nodes + 1)))
   mkdir -p "$folder"/{state,log,munge}
@@ -88,11 +97,15 @@ KillWait=5
 MinJobAge=5  # sbatch --wait asks every 2 s then, and not after 2, 8 and 32
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 EOF
+  if [ "$gpus" -gt 0 ]; then
+    make_gpus
+    resources+=" Gres=gpu:$gpus"
+  fi
   for i in $(seq "$nodes"); do
     if [ "$mode" = netns ]; then
-      echo "NodeName=n$i NodeAddr=$net.$i Port=$((base + i)) CPUs=$cpus_per_node RealMemory=1000"
+      echo "NodeName=n$i NodeAddr=$net.$i Port=$((base + i)) $resources"
     else
-      echo "NodeName=n$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + i)) CPUs=$cpus_per_node RealMemory=1000"
+      echo "NodeName=n$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + i)) $resources"
     fi
   done >>"$folder/slurm.conf"
   if [ "$mode" = loopback ]; then
@@ -169,9 +182,10 @@ down() {
   rm -f "$folder/cluster"
 }
 
-folder=$(realpath -m "${2:?usage: $0 up|down FOLDER [loopback|netns] [NODES]}")
+folder=$(realpath -m "${2:?usage: $0 up|down FOLDER [loopback|netns] [NODES] [GPUS]}")
 mode=${3:-loopback}
 nodes=${4:-2}
+gpus=${5:-0}
 host=$(hostname -s)
 prefix=ls$(($$ % 100000)) # names of interfaces have 15 characters
 bridge=$prefix-br

@@ -91,6 +91,8 @@ add_library(closure STATIC closure.cpp)
 target_link_libraries(closure PRIVATE lockstep::lockstep)
 add_executable(solver main.cpp)
 target_link_libraries(solver PRIVATE core closure)
+add_executable(mixed core.cpp main.cpp closure.cpp)
+target_link_libraries(mixed PRIVATE lockstep::lockstep fmt::fmt)
 ")
 file(WRITE ${work}/fmt/core.h "#include <fmt/format.h>\nvoid put(fmt::memory_buffer& out, int step);\n")
 file(WRITE ${work}/fmt/core.cpp "#include \"core.h\"
@@ -104,8 +106,14 @@ int ranks();
 int main() { fmt::memory_buffer out; put(out, ranks()); std::puts(fmt::to_string(out).c_str()); }
 ")
 run(${CMAKE_COMMAND} -S ${work}/fmt -B ${work}/fmt/build -D CMAKE_PREFIX_PATH=${work}/moved -D CMAKE_CXX_COMPILER=${compiler})
-run(${CMAKE_COMMAND} --build ${work}/fmt/build)
+run(${CMAKE_COMMAND} --build ${work}/fmt/build --target solver)
 run(${work}/fmt/build/solver)
+# The control: in one target the headers of LibTorch's fmt are linked with the other fmt.
+execute_process(COMMAND ${CMAKE_COMMAND} --build ${work}/fmt/build --target mixed
+  OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE status)
+if(status EQUAL 0 OR NOT output MATCHES "undefined reference to [^\n]*fmt::v12::")
+  message(FATAL_ERROR "a target with two fmt ended with ${status}: ${output}")
+endif()
 
 # pkg-config, for programs without CMake. The paths have no spaces here.
 set(ENV{PKG_CONFIG_PATH} ${work}/moved/lib/pkgconfig)

@@ -62,16 +62,17 @@ def read_wandb():
     """A file of the offline mode for each part of the run. Its records are of the package's own types."""
     from wandb.proto import wandb_internal_pb2
 
-    rows, ids = [], set()
+    rows, ids, settings = [], set(), {}
     for file in sorted(pathlib.Path("run/wandb").glob("offline-run-*/*.wandb")):
         for data in records_of(file.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
+                settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             if record.WhichOneof("record_type") == "history":
                 items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
                 rows += [(record.history.step.num, name, value) for name, value in items.items() if name[0] != "_"]
-    return ids, rows
+    return ids, rows, settings
 
 
 def read_mlflow():
@@ -81,26 +82,32 @@ def read_mlflow():
     runs = client.search_runs([client.get_experiment_by_name("first").experiment_id])
     rows = [(metric.step, name, metric.value) for run in runs for name in run.data.metrics
             for metric in client.get_metric_history(run.info.run_id, name)]
-    return {run.info.run_id for run in runs}, rows
+    return {run.info.run_id for run in runs}, rows, runs[0].data.params
 
 
 def read_aim():
     import aim
 
     repository = aim.Repo(".")
-    rows, ids = [], set(repository.list_all_runs())
+    rows, ids, settings = [], set(repository.list_all_runs()), {}
     for run_id in ids:  # opened for writing: a run that is only read has no metrics before its server has indexed it
         run = aim.Run(run_id, repo=repository, system_tracking_interval=None, capture_terminal_logs=False)
         for name, context, _ in list(run.iter_metrics_info()):
             steps, (values,) = run.get_metric(name, context).data.view("val").items_list()
             rows += [(step, name, value) for step, value in zip(steps, values)]
+        settings |= run["hparams"]
         run.close()
-    return ids, rows
+    return ids, rows, settings
 
 
-def check(ids, rows):
+def check(ids, rows, settings):
     if len(ids) != 1:
         sys.exit(f"found {len(ids)} runs, expected one")
+    with open("lines") as lines:
+        sent = json.loads(lines.readline())["settings"]
+    wrong = {name: (settings.get(name), value) for name, value in sent.items() if str(settings.get(name)) != str(value)}
+    if wrong or sent["report.every_steps"] != 1000:
+        sys.exit(f"hyperparameters differ from the settings: {wrong}")
     expected = {}
     for line in pathlib.Path("run/metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -125,7 +132,7 @@ def main():
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     environment = os.environ | {"HOME": str(work), "WANDB_MODE": "offline", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = f"{python} {ROOT}/examples/trackers/{tracker}_rows.py"
+    command = f"tee lines | {python} {ROOT}/examples/trackers/{tracker}_rows.py"
     for _ in range(2):  # the second run resumes
         train(program, tracker, command, work, environment)
     sys.exit(subprocess.run([python, __file__, "--read", tracker], cwd=work, env=environment).returncode)

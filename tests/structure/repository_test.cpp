@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -198,6 +199,27 @@ TEST(Repository, TestsOfComplaintsExist) {
   const SourceFile page{"docs/complaints.md", read(kRoot / "docs/complaints.md")};
   EXPECT_THAT(check_tests({page.path, "| here | test |\n| x | `No.Test` |\n"}, tests), testing::SizeIs(1));
   expect_none({page}, [&](const SourceFile& file) { return check_tests(file, tests); });
+}
+
+TEST(Repository, SymptomsInTroubleshootingHaveATest) {
+  std::vector<SourceFile> sources = files("tests", {".cpp", ".txt"});
+  std::map<std::string, std::string_view> tests;
+  for (SourceFile& file : sources) {
+    const auto names = parse_test_names(file);
+    file.text = file.path.ends_with(".cpp") && !names.empty() ? string_literals(file.text) : "";
+    for (const std::string& name : names) {
+      tests.emplace(name, file.text);
+    }
+  }
+  const std::vector<SourceFile> scripts = files("tests", {".cmake", ".py"});
+  for (const SourceFile& script : scripts) {
+    tests.emplace(script.path, script.text);
+  }
+  const SourceFile page{"docs/troubleshooting.md", read(kRoot / "docs/troubleshooting.md")};
+  const SourceFile list{"tests/structure/symptoms.md", read(kRoot / "tests/structure/symptoms.md")};
+  EXPECT_THAT(check_symptoms({page.path, page.text + "\n| what you see |\n|---|\n| a new row |\n"}, list, tests),
+              testing::SizeIs(1));
+  expect_none({page}, [&](const SourceFile& file) { return check_symptoms(file, list, tests); });
 }
 
 TEST(Repository, LinksOfTheDocumentsResolve) {

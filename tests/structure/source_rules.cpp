@@ -96,7 +96,7 @@ const std::vector<Home>& name_homes() {
       {"std::exit", {}},
       {"std::filesystem::remove_all", {}},  // see RealFileSystem::remove_all
       {"std::quick_exit", {}},
-      {"std::cout", {}},
+      {"std::cout", {"src/failure/end_process.cpp"}},
       {"system_clock", {"src/base/text.cpp", "src/base/wall_clock.cpp", "src/environment/job_end.cpp"}},
   };
   return homes;
@@ -152,6 +152,14 @@ std::vector<Include> includes_of(std::string_view text) {
   return found;
 }
 
+/// `begin`: of its R.
+std::size_t end_of_raw_literal(std::string_view text, std::size_t begin) {
+  const std::size_t open = std::min(text.find('(', begin), text.size());
+  const std::string mark = fmt::format("){}\"", text.substr(begin + 2, open - begin - 2));
+  const std::size_t at = text.find(mark, open);
+  return at == std::string_view::npos ? text.size() : at + mark.size();
+}
+
 }  // namespace
 
 std::string without_comments(std::string_view text, bool keep_literals) {
@@ -175,8 +183,7 @@ std::string without_comments(std::string_view text, bool keep_literals) {
       end = end_after("*/", i + 2);
       blank(i, end);
     } else if (rest.starts_with("R\"")) {
-      const std::size_t open = std::min(text.find('(', i), text.size());
-      end = end_after(fmt::format("){}\"", text.substr(i + 2, open - i - 2)), open);
+      end = end_of_raw_literal(text, i);
       if (!keep_literals) {
         blank(i, end);
       }
@@ -565,6 +572,10 @@ std::string string_literals(std::string_view code) {
     const bool is_a_character = text[i] == '\'' && text.substr(i + 1, 2) == "\"'";
     if (is_a_character) {
       i += 2;
+    } else if (text.compare(i, 2, "R\"") == 0) {
+      const std::size_t end = end_of_raw_literal(text, i);
+      all += '\n' + text.substr(i, end - i);
+      i = end - 1;
     } else if (text[i] == '"') {
       if (!follows_a_literal) {
         all += '\n';
@@ -583,29 +594,58 @@ std::string string_literals(std::string_view code) {
   return all;
 }
 
-Findings check_quotes(const SourceFile& document, std::string_view literals) {
-  constexpr std::string_view kAnything = "...";
-  constexpr std::size_t kShortest = 6;
-  Findings findings;
+namespace {
+
+struct SymptomRow {
+  std::size_t line = 0;
+  std::vector<std::string> cells{};
+};
+
+/// The rows of the tables whose first column is "what you see".
+std::vector<SymptomRow> symptom_rows(const SourceFile& document) {
+  std::vector<SymptomRow> rows;
   std::istringstream lines(document.text);
   std::string line;
-  bool quotes = false;
+  bool is_symptom = false;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
-    const auto cells = table_cells(line);
+    auto cells = table_cells(line);
     if (cells.empty()) {
-      quotes = false;
+      is_symptom = false;
     } else if (cells.front() == " what you see ") {
-      quotes = true;
-    } else if (quotes) {
-      for (const std::string& quote : code_spans(cells.front())) {
-        for (std::size_t begin = 0; begin < quote.size();) {
-          const std::size_t end = std::min(quote.find(kAnything, begin), quote.size());
-          const std::string part = quote.substr(begin, end - begin);
-          const bool is_code = part.starts_with("--") || part.starts_with(".");
-          if (part.size() >= kShortest && !is_code && literals.find(part) == std::string_view::npos) {
-            findings.push_back(fmt::format("{}:{}: the program has no text \"{}\"", document.path, number, part));
-          }
-          begin = end + kAnything.size();
+      is_symptom = true;
+    } else if (is_symptom && !cells.front().starts_with("---")) {
+      rows.push_back({number, std::move(cells)});
+    }
+  }
+  return rows;
+}
+
+/// The texts of a quote of the program: those of at least six characters between "...".
+std::vector<std::string> texts_of_quote(const std::string& quote) {
+  constexpr std::string_view kAnything = "...";
+  constexpr std::size_t kShortest = 6;
+  std::vector<std::string> texts;
+  for (std::size_t begin = 0; begin < quote.size();) {
+    const std::size_t end = std::min(quote.find(kAnything, begin), quote.size());
+    const std::string text = quote.substr(begin, end - begin);
+    const bool is_code = text.starts_with("--") || text.starts_with(".");
+    if (text.size() >= kShortest && !is_code) {
+      texts.push_back(text);
+    }
+    begin = end + kAnything.size();
+  }
+  return texts;
+}
+
+}  // namespace
+
+Findings check_quotes(const SourceFile& document, std::string_view literals) {
+  Findings findings;
+  for (const auto& [line, cells] : symptom_rows(document)) {
+    for (const std::string& quote : code_spans(cells.front())) {
+      for (const std::string& text : texts_of_quote(quote)) {
+        if (literals.find(text) == std::string_view::npos) {
+          findings.push_back(fmt::format("{}:{}: the program has no text \"{}\"", document.path, line, text));
         }
       }
     }
@@ -663,6 +703,56 @@ Findings check_tests(const SourceFile& document, const std::set<std::string>& te
         }
       }
     }
+  }
+  return findings;
+}
+
+Findings check_symptoms(const SourceFile& page, const SourceFile& list,
+                        const std::map<std::string, std::string_view>& tests) {
+  constexpr std::string_view kNone = " no test: ";
+  Findings findings;
+  std::set<std::string> symptoms;
+  for (const auto& row : symptom_rows(page)) {
+    symptoms.insert(row.cells.front());
+  }
+  for (const auto& [line, cells] : symptom_rows(list)) {
+    const auto refuse = [&, number = line](const std::string& why) {
+      findings.push_back(fmt::format("{}:{}: {}", list.path, number, why));
+    };
+    if (symptoms.erase(cells.front()) == 0) {
+      refuse(page.path + " has no such row, or it is listed twice");
+    }
+    const std::string& tested_by = cells.size() == 2 ? cells[1] : "";
+    if (tested_by.starts_with(kNone) && tested_by.size() > kNone.size()) {
+      continue;
+    }
+    std::vector<std::string_view> texts_of_tests;
+    for (const std::string& test : code_spans(tested_by)) {
+      if (const auto found = tests.find(test); found != tests.end()) {
+        texts_of_tests.push_back(found->second);
+      } else {
+        refuse(test + " is no test");
+      }
+    }
+    if (texts_of_tests.empty()) {
+      refuse("the row has neither a test nor \"no test: REASON\"");
+    }
+    for (const std::string& quote : code_spans(cells.front())) {
+      auto texts = texts_of_quote(quote);
+      std::erase_if(texts, [](const std::string& text) { return text.find(' ') == text.npos; });  // a name, no message
+      const auto longest = std::ranges::max_element(texts, {}, &std::string::size);
+      if (longest == texts.end()) {
+        continue;
+      }
+      const std::size_t begin = longest->find_first_not_of(" ,:");
+      const std::string text = longest->substr(begin, longest->find_last_not_of(" ,:") + 1 - begin);
+      if (std::ranges::none_of(texts_of_tests, [&](std::string_view all) { return all.find(text) != all.npos; })) {
+        refuse(fmt::format("no file of its tests has the text \"{}\"", text));
+      }
+    }
+  }
+  for (const std::string& symptom : symptoms) {
+    findings.push_back(fmt::format("{} does not list the row |{}| of {}", list.path, symptom, page.path));
   }
   return findings;
 }

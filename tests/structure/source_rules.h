@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -84,6 +85,12 @@ std::set<std::string> parse_test_names(const SourceFile& file);
 
 /// Code in the column "test" of a table is one of `tests`, and each row of such a table names one.
 Findings check_tests(const SourceFile& document, const std::set<std::string>& tests);
+
+/// `list` has a table "what you see | test" with the first cell of each row of the tables of `page` whose first column
+/// is "what you see", and with the tests that provoke it or "no test: REASON". Each test is one of `tests`, by name
+/// with the texts of its file. One of these files has the longest text of each message that the row quotes.
+Findings check_symptoms(const SourceFile& page, const SourceFile& list,
+                        const std::map<std::string, std::string_view>& tests);
 
 /// Links of a Markdown file to other files. `exists` is asked for paths from the repository's root.
 Findings check_links(const SourceFile& document, const std::function<bool(const std::string&)>& exists);

@@ -156,6 +156,7 @@ TEST(Settings, AreThoseOfTheFieldTable) {
 TEST(Quotes, AreTextsOfTheProgram) {
   const std::string code = "f(\"rank {} has \"\n  \"no \\\"data\\\"\", '\"', \"second\"); // \"comment\"\n";
   EXPECT_EQ(string_literals(code), "\nrank {} has no \"data\"\nsecond");
+  EXPECT_EQ(string_literals("f(R\"x(one \")x\", other, \"two\")"), "\nR\"x(one \")x\"\ntwo");
   const auto check = [&](const std::string& row) {
     return check_quotes({"a.md", "| what you see | cause |\n|---|---|\n" + row}, string_literals(code));
   };
@@ -181,6 +182,26 @@ TEST(TestsOfTables, Exist) {
   EXPECT_THAT(check("| `f` | `A.B`, `x` (two GPUs) | `g` |\n\n| `C.D` | `C.D` |\n"), IsEmpty());
   EXPECT_THAT(check("| `f` | `A.B`, `A.C` | |\n"), ElementsAre("a.md:3: A.C is no test"));
   EXPECT_THAT(check("| `f` | A.B | |\n"), ElementsAre("a.md:3: the row names no test"));
+}
+
+TEST(Symptoms, HaveATestThatProvokesThem) {
+  const std::string table = "| what you see | cause |\n|---|---|\n";
+  const SourceFile page{"page.md", table + "| `rank ... has no data: ...` | x |\n\n" + table + "| it is slow | y |\n"};
+  const auto check = [&](const std::string& rows) {
+    return check_symptoms(page, {"list.md", "| what you see | test |\n|---|---|\n" + rows},
+                          {{"A.B", "rank 1 has no data"}, {"C.D", "another text"}});
+  };
+  const std::string right = "| `rank ... has no data: ...` | `C.D`, `A.B` |\n";
+  const std::string slow = "| it is slow | no test: a time |\n";
+  EXPECT_THAT(check(right + slow), IsEmpty());
+  EXPECT_THAT(check(slow + "| `rank ... has no data: ...` | `C.D` |\n"),
+              ElementsAre("list.md:4: no file of its tests has the text \"has no data\""));
+  EXPECT_THAT(check(right), ElementsAre("list.md does not list the row | it is slow | of page.md"));
+  EXPECT_THAT(check(right + slow + slow), ElementsAre(HasSubstr("list.md:5: page.md has no such row")));
+  EXPECT_THAT(check(right + "| it is slow | `A.B`, `A.C` |\n"), ElementsAre("list.md:4: A.C is no test"));
+  for (const char* nothing : {"no test: ", "", "soon"}) {
+    EXPECT_THAT(check(right + "| it is slow | " + nothing + "|\n"), ElementsAre(HasSubstr("neither a test nor")));
+  }
 }
 
 constexpr const char* kGlossary =

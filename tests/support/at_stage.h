@@ -14,7 +14,7 @@ class AtStage final : public Callback {
  public:
   AtStage(std::uint32_t stages, std::function<void(const StageContext&)> work, std::string name)
       : stages_(stages), work_(std::move(work)), name_(std::move(name)) {}
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return stages_; }
   void on(const StageContext& context) override { work_(context); }
 

@@ -18,6 +18,7 @@ class ForwardingFile : public WritableFile {
   void truncate(std::int64_t bytes) override { inner_->truncate(bytes); }
   void sync() override { inner_->sync(); }
   void close() override { inner_->close(); }
+  bool is_in_place() const override { return inner_->is_in_place(); }
 
  private:
   std::unique_ptr<WritableFile> inner_;

@@ -376,6 +376,7 @@ int obey(const Worker& worker) {
 }
 
 int work(const Worker& worker) {
+  worker.channel->send({.kind = Message::Kind::started});
   const RankTools tools(worker);
   TrainControl control;
   const SignalScope scope(control);
@@ -385,6 +386,21 @@ int work(const Worker& worker) {
   while (control.stop_requested() == StopKind::none) {
     tools.record.set_phase(Phase::forward);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (worker.words.size() > 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(worker.argument(1)));
+    say("saved");
+  }
+  return worker.finish(75);
+}
+
+int talk(const Worker& worker) {
+  const RankTools tools(worker);
+  TrainControl control;
+  const SignalScope scope(control);
+  for (int i = 0; control.stop_requested() == StopKind::none; ++i) {
+    tools.record.set_phase(Phase::forward);
+    std::printf("line %d of a rank that talks much\n", i);
   }
   return worker.finish(75);
 }
@@ -480,7 +496,8 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
     {"eat", eat},
     {"stand", stand},  // stand:BYTES, in an all-reduce; without it, in data
     {"obey", obey},
-    {"work", work},  // steps until a stop request
+    {"work", work},  // work:SAVE_MS, steps until a stop request; then a save that takes so long
+    {"talk", talk},  // lines until a stop request
     {"wait", [](const Worker&) -> int { say_ready_and_wait(); }},
     {"stubborn",
      [](const Worker&) -> int {

@@ -156,6 +156,11 @@ class MemoryFileSystem::File final : public WritableFile {
     state_->begin_or_throw("close", path_);
   }
 
+  bool is_in_place() const override {
+    const std::lock_guard lock(state_->mutex);
+    return state_->find(path_) == node_;
+  }
+
  private:
   std::shared_ptr<State> state_;
   NodePointer node_;
@@ -202,6 +207,7 @@ class MemoryFileSystem::Lock final : public FileLock {
     const std::lock_guard lock(state_->mutex);
     return state_->find(key_) == node_;
   }
+  void touch() noexcept override {}
 
  private:
   std::shared_ptr<State> state_;

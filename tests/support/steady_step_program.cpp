@@ -1,7 +1,9 @@
 // Prints what a step costs in allocations (calls of operator new) and page faults, as JSON: of a loop by hand, of the
 // Trainer with the same model, batch and optimizer, of the Trainer with callbacks that have no stage of a step, and,
 // as the control, with a callback that allocates and makes a system call once in each step. Then of a loop by hand and
-// of the Trainer, both with clipping, a schedule and a metric.
+// of the Trainer, both with clipping, a schedule and a metric; and of the Trainer with a DataLoader that has no thread,
+// and with one that has. With the variables of a rank of several: of the Trainer with gradients in shared memory, and
+// the control.
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -24,6 +26,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/base/variables.h>
 #include <lockstep/lockstep.h>
 
 namespace {
@@ -53,6 +56,7 @@ namespace {
 // The Trainer looks at the losses of 256 steps at once, so both are multiples of that.
 constexpr std::int64_t kWarmUp = 512;
 constexpr std::int64_t kSteps = 1024;
+constexpr std::int64_t kBatch = 16;
 constexpr std::int64_t kCosineSteps = 1'000'000;
 constexpr double kLongestNorm = 0.5;
 
@@ -68,12 +72,16 @@ Cost cost_until_now() {
   return {static_cast<double>(allocations.load()), static_cast<double>(usage.ru_minflt)};
 }
 
+Cost per_step(const Cost& begin, const Cost& end) {
+  return {(end.allocations - begin.allocations) / kSteps, (end.page_faults - begin.page_faults) / kSteps};
+}
+
 /// The same batch in every step; notes what the steps after the warm-up cost.
 class SameBatch final : public lockstep::BatchSource {
  public:
-  SameBatch() {
-    lockstep::Batch batch{.input = at::ones({16, 32}), .target = at::zeros({16, 10}), .samples = 16};
-    step_ = {.local_samples = batch.samples, .global_samples = batch.samples};
+  explicit SameBatch(int ranks = 1) {
+    lockstep::Batch batch{.input = at::ones({kBatch, 32}), .target = at::zeros({kBatch, 10}), .samples = kBatch};
+    step_ = {.local_samples = kBatch, .global_samples = kBatch * ranks};
     step_.micro.push_back(std::move(batch));
   }
   const lockstep::StepBatches* next() override {
@@ -83,14 +91,13 @@ class SameBatch final : public lockstep::BatchSource {
     if (served_++ < kWarmUp + kSteps) {
       return &step_;
     }
-    const Cost end = cost_until_now();
-    per_step_ = {(end.allocations - begin_.allocations) / kSteps, (end.page_faults - begin_.page_faults) / kSteps};
+    per_step_ = per_step(begin_, cost_until_now());
     return nullptr;
   }
   std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
   lockstep::LoaderPosition position() const override { return {}; }
   void seek(const lockstep::LoaderPosition&) override {}
-  const Cost& per_step() const { return per_step_; }
+  const Cost& cost() const { return per_step_; }
 
  private:
   lockstep::StepBatches step_{};
@@ -125,7 +132,7 @@ Cost cost_by_hand() {
     loss_of(net->forward(step->micro[0].input), step->micro[0].target).backward();
     optimizer->step();
   }
-  return data.per_step();
+  return data.cost();
 }
 
 Cost cost_by_hand_with_all() {
@@ -148,19 +155,54 @@ Cost cost_by_hand_with_all() {
     options.set_lr(lr * (1 + std::cos(std::numbers::pi * static_cast<double>(count++) / kCosineSteps)) / 2);
     optimizer->step();
   }
-  return data.per_step();
+  return data.cost();
 }
 
 Cost cost_of_trainer(lockstep::Session& session, lockstep::Task& task,
                      const std::function<void(lockstep::Trainer&)>& prepare = {}) {
-  SameBatch data;
+  SameBatch data(session.world.size());
   lockstep::Trainer trainer(session);
   if (prepare) {
     prepare(trainer);
   }
   trainer.fit(task, data);
-  return data.per_step();
+  return data.cost();
 }
+
+/// Within one epoch.
+Cost cost_with_loader(const lockstep::TrainConfig& config, int workers, lockstep::Task& task) {
+  lockstep::TrainConfig loading = config;
+  loading.max_steps = kWarmUp + kSteps;
+  loading.batch_size = kBatch;
+  loading.data.workers = workers;
+  lockstep::Session session = lockstep::Session::single(loading);
+  constexpr std::int64_t kSamples = kBatch * (kWarmUp + kSteps + 1);
+  lockstep::DataLoader data(lockstep::tensor_dataset(at::ones({kSamples, 32}), at::zeros({kSamples, 10})),
+                            session.plan.loader, session.world);
+  Cost begin{};
+  Cost end{};
+  lockstep::Trainer(session)
+      .on(lockstep::Stage::step_end,
+          [&](const lockstep::StageContext& at) {
+            if (at.state.step == kWarmUp) {
+              begin = cost_until_now();
+            } else if (at.state.step == kWarmUp + kSteps) {
+              end = cost_until_now();
+            }
+          })
+      .fit(task, data);
+  return per_step(begin, end);
+}
+
+/// Something that allocates and makes a system call.
+auto waste() {
+  return [kept = std::make_shared<std::unique_ptr<int>>()] {
+    *kept = std::make_unique<int>(1);
+    getppid();
+  };
+}
+
+std::unique_ptr<lockstep::Task> plain() { return lockstep::make_task(model(), loss_of, lockstep::adamw()); }
 
 void print(const char* name, const Cost& cost) {
   fmt::print("\"{}\": {{\"allocations\": {}, \"page_faults\": {}}},\n", name, cost.allocations, cost.page_faults);
@@ -174,13 +216,30 @@ int main() {
                                .max_steps = 1'000'000,
                                .checkpoint = {.enabled = false},
                                .report = {.every_steps = 0, .progress = false, .jsonl = false, .csv = false}};
+  if (lockstep::read_environment().has("RANK")) {
+    config.backend = lockstep::Backend::shm;
+    lockstep::Session session = lockstep::Session::connect(config);
+    const Cost trainer = cost_of_trainer(session, *plain());
+    // Ranks wait for each other after a callback, so here it is not the control.
+    const auto costly_loss = [spend = waste()](const at::Tensor& output, const at::Tensor& target) {
+      for (int time = 0; time < 10; ++time) {
+        spend();
+      }
+      return loss_of(output, target);
+    };
+    const Cost control = cost_of_trainer(session, *lockstep::make_task(model(), costly_loss, lockstep::adamw()));
+    fmt::print("{{\n");
+    print("trainer", trainer);
+    print("costly_loss", control);
+    fmt::print("\"steps\": {}\n}}\n", kSteps);
+    return 0;
+  }
   lockstep::Session session = lockstep::Session::single(config);
-  config.optim.max_grad_norm = kLongestNorm;
-  lockstep::Session clipping = lockstep::Session::single(config);
+  lockstep::TrainConfig with_limit = config;
+  with_limit.optim.max_grad_norm = kLongestNorm;
+  lockstep::Session clipping = lockstep::Session::single(with_limit);
   int calls = 0;
   const auto count = [&](const lockstep::StageContext&) { ++calls; };
-  std::unique_ptr<int> kept;
-  const auto plain = [] { return lockstep::make_task(model(), loss_of, lockstep::adamw()); };
   const auto with_all =
       lockstep::make_task(model(), loss_and_error, {lockstep::adamw(), fmt::format("cosine:for={}", kCosineSteps)});
 
@@ -190,13 +249,12 @@ int main() {
   print("callbacks_of_other_stages", cost_of_trainer(session, *plain(), [&](lockstep::Trainer& made) {
           made.on(lockstep::Stage::fit_start, count).on(lockstep::Stage::validation_end, count);
         }));
-  print("costly_callback", cost_of_trainer(session, *plain(), [&](lockstep::Trainer& made) {
-          made.on(lockstep::Stage::step_end, [&](const lockstep::StageContext&) {
-            kept = std::make_unique<int>(1);
-            getppid();
-          });
+  print("costly_callback", cost_of_trainer(session, *plain(), [](lockstep::Trainer& made) {
+          made.on(lockstep::Stage::step_end, [spend = waste()](const lockstep::StageContext&) { spend(); });
         }));
   print("by_hand_with_all", cost_by_hand_with_all());
   print("trainer_with_all", cost_of_trainer(clipping, *with_all));
+  print("loader", cost_with_loader(config, /*workers=*/0, *plain()));
+  print("loader_with_thread", cost_with_loader(config, /*workers=*/1, *plain()));
   fmt::print("\"calls\": {}, \"steps\": {}\n}}\n", calls, kSteps);
 }

@@ -250,7 +250,7 @@ struct Regression final : lockstep::Task {
 class AfterSave final : public lockstep::Callback {
  public:
   explicit AfterSave(Failure& failure) : failure_(failure) {}
-  std::string_view name() const override { return "after_save"; }
+  std::string name() const override { return "after_save"; }
   std::uint32_t stages() const override { return static_cast<std::uint32_t>(lockstep::Stage::checkpoint_saved); }
   void on(const lockstep::StageContext&) override { failure_.reach("save"); }
 
@@ -262,7 +262,7 @@ class AfterSave final : public lockstep::Callback {
 class Everywhere final : public lockstep::Callback {
  public:
   explicit Everywhere(Failure& failure) : failure_(failure) {}
-  std::string_view name() const override { return "everywhere"; }
+  std::string name() const override { return "everywhere"; }
   std::uint32_t stages() const override {
     failure_.reach("callback:stages");
     using lockstep::Stage;
@@ -333,9 +333,9 @@ void train_with_stops(const Options& options, lockstep::Session& session, Failur
     lockstep::Plan plan = session.plan;
     plan.config.run_dir += fmt::format("/stop_{}", stop);
     plan.config.max_steps = stop;
-    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world, session.control));
+    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world));
     plan.config.max_steps = session.plan.config.max_steps;
-    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world, session.control));
+    train(options, plan, session.world, failure, lockstep::Trainer(plan, session.world));
   }
 }
 
@@ -379,6 +379,9 @@ int main(int argc, char** argv) {
       std::raise(SIGSEGV);
     }
   });
+  if (const auto directory = lockstep::read_environment().get("TRAIN_PROGRAM_GOES_TO")) {
+    std::filesystem::current_path(*directory);
+  }
   die_once(lockstep::read_environment());
   wait_in_main(lockstep::read_environment());
   if (lockstep::read_environment().has("TRAIN_PROGRAM_STARTS_THREADS")) {

@@ -30,7 +30,7 @@ class WatchedTask final : public TinyTask {
 /// Records this rank's loss of every step.
 class LossRecorder final : public Callback {
  public:
-  std::string_view name() const override { return "loss_recorder"; }
+  std::string name() const override { return "loss_recorder"; }
   std::uint32_t stages() const override { return static_cast<std::uint32_t>(Stage::step_end); }
   void on(const StageContext& context) override { losses.push_back(context.step.loss.item<double>()); }
 

@@ -21,7 +21,8 @@ enum class StopKind : int {
 /// A handle to the requests of one run; copies share them. The requests are local to this process: the trainer sends
 /// them to all ranks, and all ranks act at the same later step. The end of a fit clears the program's own requests. A
 /// stop from a signal, the end of a job or Ctrl-C stays and ends every later fit before its first step. A fit in a
-/// callback of another one has requests of its own; a signal ends both.
+/// callback of another one has requests of its own; a signal ends both. Fits that run at the same time in several
+/// threads need one each.
 class TrainControl {
  public:
   TrainControl();
@@ -44,7 +45,7 @@ class TrainControl {
   bool take_checkpoint_request() noexcept;   ///< returns the request and clears it
 
   /// Called by the trainer around each fit. In a fit inside another one, the program's requests to the outer one wait
-  /// until the inner one ends.
+  /// until the inner one ends. Throws: ConfigError (a fit in another thread).
   void begin_fit();
   void end_fit() noexcept;
   bool in_fit() const noexcept;    ///< a fit that uses these requests is running, of whatever Trainer

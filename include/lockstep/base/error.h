@@ -20,7 +20,7 @@ enum class ExitCode : int {
   io = 74,             ///< disk full, permission, I/O error
   stopped = 75,        ///< stopped on request, after saving or before the training began; run again to resume
   peer_lost = 76,      ///< the connection to another rank was lost
-  out_of_memory = 77,  ///< memory ran out, and memory.halve_batch asks for another start with half the micro-batch
+  out_of_memory = 77,  ///< memory ran out, and the next start takes half the micro-batch (memory.halve_batch)
   disagree = 78,       ///< ranks disagree about configuration, build, parameters or collectives
   timeout = 124,       ///< a deadline passed: start-up, rendezvous or stall
   cannot_run = 126,    ///< the launcher found the program but cannot execute it

@@ -27,6 +27,7 @@ class WritableFile {
   virtual void truncate(std::int64_t bytes) = 0;  ///< keeps the first `bytes`; only for files from open_append()
   virtual void sync() = 0;                        ///< fsync. After a failure discard the file; do not sync it again.
   virtual void close() = 0;                       ///< throws the error of close(2)
+  virtual bool is_in_place() const = 0;           ///< false after its path was removed, or has become another file
 };
 
 /// A file that is being read. Opens regular files only and follows no symbolic links.
@@ -45,6 +46,8 @@ class FileLock {
   /// False after the file of the lock was renamed or removed, for example with its directory: another process can then
   /// take the lock at its path. Throws: IoError.
   virtual bool is_in_place() const = 0;
+  /// Gives the file the time of now, so that a program that removes old files leaves it. Ignores errors.
+  virtual void touch() noexcept = 0;
 };
 
 /// All operations throw IoError with the path and the errno text. The umask decides who may read new files.

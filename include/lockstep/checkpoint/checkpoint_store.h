@@ -28,7 +28,7 @@ struct CheckpointContents {
   std::map<std::string, NamedTensors> tensors{};  ///< each becomes <name>.safetensors; those of rank 0 are written
   /// state.json. The store adds "format", "data_order", "step" and "world_size" (of the run that wrote it), and reads
   /// "metric.<checkpoint.monitor>" to find the best checkpoint. A number that is not whole is exact as a tensor in
-  /// `tensors`; std::to_string() would cut it after six digits.
+  /// `tensors`; std::to_string() would cut it after six digits. Names are UTF-8, values any bytes.
   std::map<std::string, std::string> values{};
   at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after a load with another number of ranks; see restore_rng()
 };
@@ -57,6 +57,7 @@ struct BackgroundSave {
 class CheckpointStore {
  public:
   /// Collective. Only ranks that write use `directory`. `restart`: earlier attempts of this run, for the manifests.
+  /// Keeps a reference to `world`.
   CheckpointStore(std::filesystem::path directory, const CheckpointConfig& config, World& world, int restart = 0,
                   FileSystem& fs = real_file_system());
   ~CheckpointStore();  ///< waits for a save in the background (its error is discarded) and for removals

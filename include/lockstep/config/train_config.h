@@ -117,6 +117,16 @@ struct ValidateConfig {
   std::int64_t sanity_steps = 0;  ///< steps of the validation set to try before the training; nothing is reported
 };
 
+/// How much of its data Trainer::test uses.
+struct TestConfig {
+  StepCount max_batches{};  ///< steps of the test set, or a part of them; 0: all
+};
+
+/// How much of its data Trainer::predict uses.
+struct PredictConfig {
+  StepCount max_batches{};  ///< steps of the data, or a part of them; 0: all
+};
+
 /// When a run saves, and which checkpoints it keeps.
 struct CheckpointConfig {
   bool enabled = true;
@@ -162,7 +172,7 @@ struct DistConfig {
 /// Memory.
 struct MemoryConfig {
   bool keep_freed = true;  ///< during fit(), glibc's allocator keeps freed memory instead of returning it to the kernel
-  bool halve_batch = false;    ///< out of memory: the ranks start again with half the batch
+  bool halve_batch = false;    ///< out of memory: later starts take half the micro-batch
   bool channels_last = false;  ///< 4-dimensional parameters and inputs are stored with the channels last (NHWC)
 };
 
@@ -202,7 +212,7 @@ struct TrainConfig {
   std::int64_t max_steps = 0;                    ///< 0: no limit; whichever limit is reached first ends the run
   std::int64_t min_epochs = 0;                   ///< the program, such as EarlyStopping, cannot end the run earlier
   std::int64_t min_steps = 0;                    ///< likewise
-  std::int64_t fast_dev_run = 0;                 ///< try so many steps of training and validation, write no files
+  std::int64_t fast_dev_run = 0;                 ///< try so many steps of each loop, write no files
   bool barebones = false;                        ///< to measure the steps alone: no reports, checkpoints, validation
   /// Samples per rank and micro-batch; 0: global_batch_size / (ranks x accumulation), rounded up, else 32.
   std::int64_t batch_size = 0;
@@ -222,6 +232,8 @@ struct TrainConfig {
   PlateauConfig plateau{};
   EarlyStopConfig early_stop{};
   ValidateConfig validate{};
+  TestConfig test{};
+  PredictConfig predict{};
   CheckpointConfig checkpoint{};
   DistConfig dist{};
   MemoryConfig memory{};

@@ -24,10 +24,11 @@ struct Batch {
   at::Tensor weight{};  ///< Shape: [N] or undefined; per-sample weights, for the task's loss
   std::any extra{};
   std::vector<std::int64_t> ids{};  ///< data set indices of the samples; empty for streams
-  std::int64_t samples = 0;         ///< 0: the loader sets it (ids.size(), else input.size(0))
+  std::int64_t samples = 0;         ///< 0: a DataLoader sets it (ids.size(), else input.size(0))
   std::size_t loader = 0;           ///< index of its loader in a CombinedLoader
   /// Rows, in growing order, that stand for bad samples; `ids` has those that replace them. See data.max_bad_samples.
   std::vector<std::int64_t> replaced{};
+  std::vector<std::int64_t> bad_ids{};  ///< of the bad samples, for each of these rows
 
   /// One of `fields`. Throws: DataError listing the available fields.
   const at::Tensor& operator[](std::string_view name) const;

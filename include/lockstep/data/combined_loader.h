@@ -28,6 +28,8 @@ class CombinedLoader final : public BatchSource {
  public:
   /// Keeps references to the loaders. Throws: DataError if empty.
   CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode);
+  CombinedLoader(const CombinedLoader&) = delete;  ///< both would move the same loaders
+  CombinedLoader& operator=(const CombinedLoader&) = delete;
 
   const StepBatches* next() override { return next_unless({}); }
   const StepBatches* next_unless(const std::function<bool()>& stop) override;

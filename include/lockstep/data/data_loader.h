@@ -28,7 +28,7 @@ struct LoaderPosition {
   std::int64_t consumed = 0;      ///< samples of the epoch, over all ranks
   std::int64_t dataset_size = 0;  ///< 0: unknown
   std::int64_t global_batch = 0;  ///< samples per step over all ranks; 0: unknown
-  std::string state{};            ///< opaque source state
+  std::string state{};            ///< of the source, any bytes
   bool operator==(const LoaderPosition&) const = default;
 };
 
@@ -43,11 +43,11 @@ struct LoaderBlock {
   std::int64_t global_samples = 0;  ///< over all ranks
 };
 
-/// This rank's part of one step.
+/// This rank's part of one step. A source of the program sets Batch::samples, local_samples and global_samples too.
 struct StepBatches {
-  std::vector<Batch> micro{};  ///< the same number on every rank; an empty one has samples == 0 and no tensors
-  std::int64_t local_samples = 0;
-  std::int64_t global_samples = 0;    ///< over all ranks, known without communication
+  std::vector<Batch> micro{};         ///< the same number on every rank; an empty one has samples == 0 and no tensors
+  std::int64_t local_samples = 0;     ///< of this rank
+  std::int64_t global_samples = 0;    ///< over all ranks, known without communication; weights the micro-batches
   std::vector<LoaderBlock> blocks{};  ///< of a CombinedLoader, in the order of `micro`; else empty: one block
   std::int64_t epoch = 0;
   bool ends_epoch = false;

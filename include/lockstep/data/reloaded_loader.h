@@ -13,8 +13,9 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-/// A loader that is made anew every few epochs, for data that changes during a run. Lightning's
-/// reload_dataloaders_every_n_epochs.
+/// A loader that is made anew every few epochs, for data or a global batch that changes during a run. Lightning's
+/// reload_dataloaders_every_n_epochs. A validation, test or prediction does not change its epoch, so for them it stays
+/// at its first loader.
 class ReloadedLoader final : public BatchSource {
  public:
   /// Collective, as DataLoader is. Makes the loader of an epoch that is a multiple of ReloadedLoader's `every_epochs`,
@@ -28,7 +29,7 @@ class ReloadedLoader final : public BatchSource {
   /// Collective. Calls `make` for epoch 0, also in a run that is resumed later. Later loaders are made by next() when
   /// the first step of their epochs is taken, and by seek(). The loader before is destroyed after that. An exception of
   /// `make` changes nothing: the next call of next() tries again. Throws: ConfigError (every_epochs below 1, no
-  /// function), DataError (`make` returned null).
+  /// function), DataError (`make` returned null). Keeps a reference to `world`.
   ReloadedLoader(Make make, World& world, std::int64_t every_epochs = 1);
 
   const StepBatches* next() override { return next_unless({}); }

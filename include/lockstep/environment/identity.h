@@ -41,15 +41,13 @@ struct Identity {
   bool agent_store = false;  ///< the launcher serves the store: every rank is a client
   std::string run_id{};      ///< the same on all ranks of one launch
   int restart = 0;           ///< 0 on the first attempt
-  int halvings = -1;         ///< our launcher: earlier attempts that ran out of memory; -1: ranks are not started
-                             ///< again with half the micro-batch (memory.halve_batch)
   int store_fd = -1;         ///< our launcher, rank 0: bound socket to serve the store on
   int control_fd = -1;       ///< our launcher: channel to the supervisor
   int progress_fd = -1;      ///< our launcher: progress records of the ranks
   std::string error_file{};  ///< torchrun: file for the error of a failing rank; "": none
   std::string devices{};     ///< our launcher: its choice, in the form of --devices; "": the rank chooses
 
-  /// Our launcher started this process: `lockstep run`, or this program itself (LaunchFacts::supervised).
+  /// Our launcher started this process: `lockstep run`, or this program itself (LaunchFacts::started_by_program).
   bool is_supervised() const noexcept { return control_fd >= 0; }
 };
 

@@ -112,13 +112,13 @@ class StrategyOptimizer {
   /// For the next step() only. `flag`: 0-dim float32 on the device, the same on all ranks; 1: step() changes neither
   /// parameters nor the state of the optimizer.
   virtual void skip_if(const at::Tensor& flag) = 0;
-  /// Updates the parameters. With fp16_mixed, a step with a gradient that is not finite changes nothing but the loss
-  /// scale, on all ranks alike.
+  /// Updates the parameters. With fp16_mixed or optim.non_finite skip, a step with a gradient that is not finite
+  /// changes nothing but the loss scale, on all ranks alike.
   virtual void step() = 0;
   /// fp16_mixed: the factor of the loss in backward(); 0-dim, on the device. Otherwise undefined.
   virtual at::Tensor loss_scale() = 0;
-  /// fp16_mixed: 1 if the last step() changed nothing because a gradient was not finite, else 0; 0-dim, on the device.
-  /// Otherwise undefined.
+  /// fp16_mixed and optim.non_finite skip: 1 if the last step() changed nothing because a gradient was not finite, else
+  /// 0; 0-dim, on the device. Otherwise undefined.
   virtual at::Tensor skipped() = 0;
   virtual torch::optim::Optimizer& torch_optimizer() = 0;
 
@@ -178,7 +178,8 @@ class Strategy {
   virtual void keep_evaluation_values() = 0;
 };
 
-/// With one rank, nothing is reduced, and the hook is not called. Throws: ConfigError (a hook and dist.compression).
+/// With one rank, nothing is reduced, and the hook is not called. The strategy keeps a reference to `world`. Throws:
+/// ConfigError (a hook and dist.compression).
 std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world, GradientHook hook = {});
 
 /// Makes the strategy of a fit; see Trainer::use_strategy.

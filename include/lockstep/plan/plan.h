@@ -57,7 +57,7 @@ struct LaunchFacts {
   LaunchName launch_name{};
   std::string program{};  ///< file name of the program that called run(); "": lockstep is embedded in another program
   std::vector<ProgramValue> program_values{};  ///< stored in config.toml and in checkpoints
-  bool supervised = false;  ///< another process of this program has started this one, and reports failures
+  bool started_by_program = false;  ///< another process of this program has started this one, and reports failures
   std::optional<std::chrono::steady_clock::time_point> job_end{};  ///< of the batch job; training stops before it
 };
 
@@ -95,9 +95,6 @@ std::string describe(const Plan& plan);
 /// G, b and A from the fields that are set. Appends contradictions to `problems`; check_config() rejects negative
 /// fields.
 BatchPlan plan_batch(const TrainConfig& config, int world_size, std::vector<Problem>& problems);
-
-/// The same steps in micro-batches of half the size, `times` times halved and rounded up.
-BatchPlan halve_batch(const BatchPlan& plan, int times, int world_size);
 
 /// The configuration for config.toml: `plan.config`, but fields that resolve() derived for this machine keep the
 /// requested value.

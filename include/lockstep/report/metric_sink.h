@@ -78,15 +78,17 @@ std::unique_ptr<MetricSink> tensorboard_sink(FileSystem& fs, const std::filesyst
                                              std::int64_t resume_step, std::string_view description);
 
 /// The last values in the text format of Prometheus, which a textfile collector reads: each write replaces the file.
-/// Names get the prefix "lockstep_", and '_' for characters that Prometheus does not allow; the label is run="`run`".
+/// Names get the prefix "lockstep_", and '_' for characters that Prometheus does not allow; a label
+/// name="..." has the name where that changed it. Another label is run="`run`".
 std::unique_ptr<MetricSink> prometheus_sink(FileSystem& fs, const std::filesystem::path& file, std::string_view run);
 /// Starts `/bin/sh -c command` with this environment and sends it lines of JSON: first
-/// {"run_dir":...,"resume_step":...}, then each row as in jsonl_sink. A write never waits: what the program has not
-/// read yet is kept in memory, up to 64 MiB. The program should end at the end of its input. The destructor waits for
-/// it up to `patience`, then ends it; after an exception it does not wait. A program that ends earlier, or with another
-/// code than 0, causes one warning.
+/// {"run_dir":...,"resume_step":...,"settings":{...}} with a text, number, true or false for each setting, then each
+/// row as in jsonl_sink. A write never waits: what the program has not read yet is kept in memory, up to 64 MiB. The
+/// program should end at the end of its input. The destructor waits for it up to `patience`, then ends it; after an
+/// exception it does not wait. A program that ends earlier, or with another code than 0, causes one warning.
 std::unique_ptr<MetricSink> command_sink(const std::string& command, const Variables& environment,
                                          const std::filesystem::path& run_dir, std::int64_t resume_step,
+                                         std::span<const RunSetting> settings = {},
                                          std::chrono::milliseconds patience = std::chrono::seconds(10));
 
 }  // namespace lockstep

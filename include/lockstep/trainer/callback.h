@@ -108,9 +108,10 @@ struct StageContext {
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual std::string_view name() const = 0;  ///< unique in a trainer; the key of its state in checkpoints
-  virtual std::uint32_t stages() const = 0;   ///< a Stage, or several with |; read when a fit or another loop begins
-  virtual void on(const StageContext& context) = 0;  ///< on every rank, in order of registration, at the same step
+  virtual std::string name() const = 0;      ///< unique in a trainer; the key of its state in checkpoints
+  virtual std::uint32_t stages() const = 0;  ///< a Stage, or several with |; read when a fit or another loop begins
+  /// On every rank at the same step, in order of registration; those of --early_stop.metric and --plateau.metric last.
+  virtual void on(const StageContext& context) = 0;
   /// Is kept during each validation and destroyed after it, also after a failure. Example: other weights.
   virtual std::shared_ptr<void> validation_scope() { return nullptr; }
   /// True: it is as short as a step and freezes nothing, so no message between ranks is needed.
@@ -126,7 +127,7 @@ class Callback {
 /// For Trainer::on.
 struct OnOptions {
   /// Only at multiples of it: of completed epochs at epoch_start and epoch_end, of batches at their starts and ends,
-  /// else of completed steps.
+  /// else of completed steps, also at a report, a validation or a save. Not at stages that come once.
   std::int64_t every = 1;
   /// Only if so many seconds have passed on rank 0 since it was added, or since the last call. The ranks agree on it
   /// with a small message at each of its stages, so every rank must add it. Instead of `every`. Not with is_light, and

@@ -31,7 +31,7 @@ class TimeLimit final : public Callback {
   explicit TimeLimit(Clock::time_point deadline, std::string name = "time_limit")
       : deadline_(deadline), name_(std::move(name)) {}
 
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::checkpoint_saved; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -70,7 +70,7 @@ class ReduceOnPlateau final : public Callback {
   explicit ReduceOnPlateau(ReduceOnPlateauOptions options = {});
   ~ReduceOnPlateau() override;
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
   }
@@ -115,7 +115,7 @@ class EarlyStopping final : public Callback {
   explicit EarlyStopping(EarlyStoppingOptions options = {});
   ~EarlyStopping() override;
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::validation_end | Stage::report | Stage::epoch_report | Stage::fit_end;
   }
@@ -172,7 +172,7 @@ class WeightAverage final : public Callback {
   /// Throws: ConfigError if an option is out of its range.
   explicit WeightAverage(WeightAverageOptions options = {});
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::fit_end; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -216,7 +216,7 @@ class FreezeUntil final : public Callback {
   /// `pattern`: as for named(). `epoch`: the first epoch, from 1, that trains them. Throws: ConfigError (epoch < 2).
   FreezeUntil(std::string pattern, std::int64_t epoch);
 
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::epoch_end; }
   /// Throws: ConfigError if the pattern selects no parameter.
   void on(const StageContext& context) override;

@@ -27,7 +27,7 @@ class LearningRateMonitor final : public Callback {
  public:
   explicit LearningRateMonitor(LearningRateMonitorOptions options = {}) : options_(options) {}
 
-  std::string_view name() const override { return "learning_rate_monitor"; }
+  std::string name() const override { return "learning_rate_monitor"; }
   std::uint32_t stages() const override { return Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -43,7 +43,7 @@ class SmoothedMetric final : public Callback {
   /// average begins (Kingma and Ba, 2015, section 3). Throws: ConfigError.
   explicit SmoothedMetric(std::string metric, double decay = 0.9);
 
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -75,7 +75,7 @@ class ThroughputMonitor final : public Callback {
   /// Throws: ConfigError (units_per_sample without a unit, or below 0).
   explicit ThroughputMonitor(ThroughputMonitorOptions options = {});
 
-  std::string_view name() const override { return "throughput_monitor"; }
+  std::string name() const override { return "throughput_monitor"; }
   std::uint32_t stages() const override {
     return counts_units() ? Stage::fit_start | Stage::step_end | Stage::report : Stage::fit_start | Stage::report;
   }
@@ -105,7 +105,7 @@ class DeviceMonitor final : public Callback {
   DeviceMonitor();
   ~DeviceMonitor() override;
 
-  std::string_view name() const override { return "device_monitor"; }
+  std::string name() const override { return "device_monitor"; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
@@ -137,7 +137,7 @@ class Profiler final : public Callback {
   explicit Profiler(ProfilerOptions options = {});
   ~Profiler() override;
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::step_start | Stage::step_end | Stage::exception | Stage::fit_end;
   }
@@ -176,7 +176,7 @@ class GradientMonitor final : public Callback {
   /// Throws: ConfigError (every_steps < 1; groups without a name or with the same one).
   explicit GradientMonitor(GradientMonitorOptions options = {});
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::backward_end | Stage::report; }
   bool is_light() const override { return true; }
   /// Throws: ConfigError if a group selects no parameter.
@@ -216,7 +216,7 @@ class HistogramMonitor final : public Callback {
   /// Throws: ConfigError (every_reports < 1).
   explicit HistogramMonitor(HistogramMonitorOptions options = {});
 
-  std::string_view name() const override { return options_.name; }
+  std::string name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;

@@ -26,7 +26,7 @@ class OptimizerStep {
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 
-  /// Drops the gradients.
+  /// Drops the gradients. Another function that clears them does not replace it.
   void zero_grad();
 
   /// Runs `f` on the batch, or on a copy of it, in the configured precision. Call it for every batch of the step, also
@@ -41,7 +41,8 @@ class OptimizerStep {
   /// Computes the mean of the gradients over the global batch, clips it, and updates the parameters with the scheduled
   /// learning rate. With fp16_mixed, gradients that are not finite change no parameter. If all counts of the step are
   /// 0, the gradients are zero, but momentum and weight decay still apply. Throws: Error if a batch of the step had no
-  /// forward() or the last one no backward().
+  /// forward() or the last one no backward(); if the backward of another optimizer changed the gradients after they
+  /// were reduced; if there was no zero_grad() since the last update.
   void update();
 
   /// For optimizers with a closure (LBFGS). The closure calls zero_grad, then forward and backward for every
@@ -65,8 +66,12 @@ class OptimizerStep {
   StepOutput evaluate(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
   void note(const StepOutput& output);
   void run_backward(const StepOutput& output);
+  void weighted_backward(const StepOutput& output);
+  /// Its gradients are reduced, and the update has not used them yet.
+  bool waits_for_update() const noexcept { return has_last_backward_ && !is_used_; }
   void finish();
   void check_that_it_is_complete() const;
+  void check_that_gradients_are_its_own() const;
   void check_counts(const StepOutput& output);
   at::Tensor count_as_weight(const StepOutput& output) const;
   at::Tensor mean_loss();
@@ -74,10 +79,12 @@ class OptimizerStep {
   Step& step_;
   std::size_t index_;
   StrategyOptimizer& optimizer_;
-  std::optional<bool> counted_{};   // the micro-batches of this step have counts
-  std::size_t forwards_ = 0;        // since zero_grad()
-  bool has_last_backward_ = false;  // since zero_grad()
-  Outputs* evaluation_ = nullptr;   // outputs of the closure while minimize() runs it
+  std::optional<bool> counted_{};            // the micro-batches of this step have counts
+  std::size_t forwards_ = 0;                 // since zero_grad()
+  bool has_last_backward_ = false;           // since zero_grad()
+  bool is_used_ = false;                     // an update has used the gradients; until zero_grad()
+  std::optional<std::size_t> changed_by_{};  // the optimizer whose backward changed the reduced gradients
+  Outputs* evaluation_ = nullptr;            // outputs of the closure while minimize() runs it
 };
 
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.

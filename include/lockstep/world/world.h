@@ -56,10 +56,11 @@ class World {
   at::Tensor all_gather(const at::Tensor& tensor);
 
   // Control plane: host values. `what` names the operation in messages.
-  void barrier(std::string_view what);                                ///< Collective.
-  bool any(bool value);                                               ///< Collective.
-  bool all(bool value);                                               ///< Collective.
-  double all_reduce(double value, Reduce op);                         ///< Collective. The same on all ranks.
+  void barrier(std::string_view what);  ///< Collective.
+  bool any(bool value);                 ///< Collective.
+  bool all(bool value);                 ///< Collective.
+  /// Collective. Returns the result, the same on all ranks.
+  [[nodiscard]] double all_reduce(double value, Reduce op);
   std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
   std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
   /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. If one rank

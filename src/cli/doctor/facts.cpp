@@ -6,12 +6,14 @@
 
 #include <fmt/format.h>
 
+#include <lockstep/config/config_io.h>
 #include <lockstep/environment/launch_name.h>
 
 #include "base/duration.h"
 #include "base/mapped.h"
 #include "base/problems.h"
 #include "base/text.h"
+#include "config/flags.h"
 #include "config/setting_form.h"
 #include "environment/job_end.h"
 
@@ -66,7 +68,33 @@ int ranks_of(const FactsRequest& request, const Facts& facts) {
              : std::max(1, static_cast<int>(facts.gpus.visible_uuids.size()));
 }
 
+/// Why NCCL cannot be used; "": it can.
+std::string lack_of_nccl(const Facts& facts) {
+  return !facts.build.nccl                                 ? "this build is without it"
+         : !facts.build.libraries.nccl.problem.empty()     ? "its library is unusable"
+         : facts.gpus.driver.state != DriverState::running ? "no driver"
+         : facts.gpus.visible_uuids.empty()                ? "no GPU"
+                                                           : "";
+}
+
 }  // namespace
+
+std::vector<std::string> available_backends(const Facts& facts) {
+  std::vector<std::string> names;
+  if (!facts.build.libtorch.version.empty()) {
+    names = {"gloo", "shm"};
+    if (lack_of_nccl(facts).empty()) {
+      names.emplace_back("nccl");
+    }
+  }
+  return names;
+}
+
+std::string backends_text(const Facts& facts) {
+  const std::vector<std::string> names = available_backends(facts);
+  const std::string lack = lack_of_nccl(facts);
+  return names.empty() ? "none: only the tool was built" : join(names, ", ") + (lack.empty() ? "" : "; nccl: " + lack);
+}
 
 std::string library_text(const BuildFacts& build, const LibraryFacts& library) {
   if (!build.cuda) {
@@ -113,6 +141,7 @@ LauncherFacts collect_launcher_facts(const Variables& variables) {
       facts.settings.push_back(printable(name));
     }
   }
+  note_problems(facts.setting_problems, [&] { parse_invocation({}, {}, variables, FlagsAccess::for_tool()); });
   return facts;
 }
 

@@ -110,6 +110,7 @@ struct NetworkFacts {
   std::string port_source{};    ///< "--port", a variable, or "default"
   bool port_is_chosen = false;  ///< not the default
   std::string port_problem{};   ///< why it cannot be used; "": it can
+  std::string wrong_port{};     ///< MASTER_PORT, if it is no port and nothing needs it yet
 };
 
 struct LauncherFacts {
@@ -119,6 +120,7 @@ struct LauncherFacts {
   std::optional<double> job_left_s{};                            ///< until its end
   std::vector<std::pair<std::string, std::string>> variables{};  ///< those of known_variables() that are set
   std::vector<std::string> settings{};                           ///< names of LOCKSTEP_CFG_*
+  std::vector<Problem> setting_problems{};                       ///< for which each program refuses them
 };
 std::vector<std::string> variable_texts(const LauncherFacts& facts);  ///< "NAME=value"
 
@@ -152,6 +154,10 @@ struct FactsRequest {
 
 /// "2.28.9", or why there is no version; without directories.
 std::string library_text(const BuildFacts& build, const LibraryFacts& library);
+/// What ranks of programs of this build can use here.
+std::vector<std::string> available_backends(const Facts& facts);
+/// "gloo, shm; nccl: no GPU".
+std::string backends_text(const Facts& facts);
 /// "ext4", "a file system of unknown kind".
 std::string file_system_text(const DirectoryFacts& directory);
 /// "1024", "unlimited".

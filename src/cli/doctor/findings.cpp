@@ -90,6 +90,7 @@ void judge_versions(const Facts& facts, Judgement judgement) {
   }
   judge_cuda_library(facts, "NCCL", build.libraries.nccl, judgement);
   judge_cuda_library(facts, "cuDNN", build.libraries.cudnn, judgement);
+  judgement.ok("backends", backends_text(facts));
   judgement.ok("system", fmt::format("{}, {}", facts.machine.kernel, facts.machine.libc));
   judge_driver_version(facts, judgement);
 }
@@ -267,7 +268,10 @@ void judge_variables(const Facts& facts, Judgement& judgement) {
                                counted(facts.machine.cpu.cores, "core")),
                    fmt::format("unset it, or set it to {}", std::max(1, facts.machine.cpu.cores / facts.ranks)));
   }
-  if (!launcher.settings.empty()) {
+  for (const Problem& problem : launcher.setting_problems) {
+    judgement.fail("settings", problem.what, problem.hint.empty() ? "correct or unset it" : problem.hint);
+  }
+  if (!launcher.settings.empty() && launcher.setting_problems.empty()) {
     judgement.ok("settings", fmt::format("changed by {}", join(launcher.settings, ", ")));
   }
 }

@@ -147,6 +147,9 @@ void judge_master(const Facts& facts, Judgement& judgement) {
   }
   const auto& identity = facts.launcher.identity;
   const NetworkFacts& network = facts.network;
+  if (!network.wrong_port.empty()) {
+    judgement.warn("MASTER_PORT", network.wrong_port + ": expected a port from 1 to 65535", "correct or unset it");
+  }
   const std::string port = fmt::format("{} ({})", network.port, network.port_source);
   if (identity && identity->agent_store) {
     judgement.ok("port", fmt::format("{}, served by the launcher", port));

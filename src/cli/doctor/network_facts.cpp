@@ -113,7 +113,8 @@ NetworkFacts collect_network_facts(const Variables& variables, const LauncherFac
     facts.master = resolve(printable(master), facts.interfaces);
     facts.route_address = address_toward(master);
   }
-  const auto variable = parse_int(variables.get("MASTER_PORT").value_or(""));
+  const std::string text = variables.get("MASTER_PORT").value_or("");
+  const auto variable = parse_int(text);
   facts.port_is_chosen = true;
   if (port > 0) {
     facts.port = port;
@@ -128,6 +129,7 @@ NetworkFacts collect_network_facts(const Variables& variables, const LauncherFac
     facts.port = kDefaultPort;
     facts.port_source = "default";
     facts.port_is_chosen = false;
+    facts.wrong_port = printable(text);
   }
   facts.port_problem = port_problem(facts.port);
   return facts;

@@ -217,6 +217,7 @@ std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts)
                                      build.cuda ? "with" : "without", build.nccl ? "with" : "without")},
       {"NCCL", library_text(build, build.libraries.nccl)},
       {"cuDNN", library_text(build, build.libraries.cudnn)},
+      {"backends", backends_text(facts)},
       {"system", fmt::format("{}, {}{}", machine.kernel, machine.libc, machine.root ? ", root" : "")},
       {"cores", fmt::format("{} of {} usable (affinity {}, quota {})", machine.cpu.cores, machine.cores_present,
                             machine.cpu.affinity_cores,
@@ -360,6 +361,7 @@ Json system_json(const Facts& facts) {
           {"driver", driver_json(facts.gpus)},
           {"interfaces", interface_names(facts.network)},
           {"infiniband", machine.infiniband},
+          {"backends", available_backends(facts)},
           {"launcher", launcher_name(facts.launcher)},
           {"variables", std::move(variables)},
           {"settings", facts.launcher.settings}};

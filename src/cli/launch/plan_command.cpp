@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
 #include <lockstep/plan/plan.h>
@@ -13,8 +14,10 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "environment/job_end.h"
+#include "plan/batch_limit.h"
 #include "plan/memory_plan.h"
 #include "plan/rank_shares.h"
+#include "storage/run_directory.h"
 
 namespace lockstep {
 namespace {
@@ -132,7 +135,9 @@ int print_plan(const CommandLine& line, const Variables& variables) {
   }
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(variables) : read_hardware(invocation.hardware_file);
-  const Plan plan = resolve(invocation.config, hardware, identity, {.job_end = job_end(variables)});
+  const TrainConfig& config = invocation.config;
+  const Plan plan = with_kept_limit(resolve(config, hardware, identity, {.job_end = job_end(variables)}),
+                                    kept_batch_limit(real_file_system(), run_directory(config)));
   const std::optional<MemoryPlan> memory = memory_of(line, plan, hardware);
   if (line.has("json")) {
     Json json = to_json(plan, identity);

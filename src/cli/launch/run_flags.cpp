@@ -1,8 +1,10 @@
 #include "cli/launch/run_flags.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -226,6 +228,10 @@ class Parser {
       refuse(
           fmt::format("{}: found {} numbers for {}", value->label, numbers.size(), counted(result_.nodes, "machine")),
           "give one number, or one for each machine of --nnodes");
+      return;
+    }
+    if (const auto all = std::reduce(numbers.begin(), numbers.end(), std::int64_t{0}); all > kMaxRanks) {
+      refuse(fmt::format("{}: found {} ranks, expected {} at most", value->label, all, kMaxRanks), value->hint());
       return;
     }
     result_.ranks_per_node = std::move(numbers);

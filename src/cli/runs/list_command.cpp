@@ -105,7 +105,7 @@ std::string list_table(std::span<const RunData> runs, double now) {
   for (const RunData& run : runs) {
     const auto& steps = run.checkpoints.steps;
     rows.push_back({printable(run.name), std::string(to_string(run.state)), std::to_string(run.last_step),
-                    run.epoch ? fmt::format("{:g}", *run.epoch) : "-", best_text(run.checkpoints),
+                    run.epoch ? short_number(*run.epoch) : "-", best_text(run.checkpoints),
                     run.last_activity > 0 ? rough_duration(now - run.last_activity) + " ago" : "-",
                     steps.empty() ? "-" : fmt::format("{}, {}", steps.size(), human_bytes(run.checkpoints.bytes))});
   }

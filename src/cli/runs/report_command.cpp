@@ -56,7 +56,15 @@ int report(const CommandLine& line, const Variables&) {
   FileSystem& fs = real_file_system();
   auto runs = mapped(directories, [&](const auto& directory) { return read_run(fs, directory); });
   tell_apart(runs);
-  write_file(fs, out, report_page(runs, unix_time()));
+  const std::string page = report_page(runs, unix_time());
+  try {
+    write_file(fs, out, page);
+  } catch (const IoError& error) {
+    if (line.has("out")) {
+      throw;
+    }
+    throw IoError(error.what(), "give another place with --out FILE, such as --out report.html", error.number());
+  }
   fmt::print("{}\n", printable(out.string()));
   return 0;
 }

@@ -17,7 +17,6 @@
 #include "base/assertion.h"
 #include "base/mapped.h"
 #include "base/metric_prefixes.h"
-#include "base/special_number.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
 
@@ -67,11 +66,6 @@ std::string escaped_json(const Json& value) {
   return safe;
 }
 
-std::string number(double value) {
-  const auto word = special_word(value);
-  return word ? std::string(*word) : fmt::format("{:.6g}", value);
-}
-
 /// Seven digits are more than a screen can show, and half the size.
 double shortened(double value) { return parse_double(fmt::format("{:.7g}", value)).value_or(value); }
 
@@ -101,10 +95,10 @@ std::string overview(std::span<const RunData> runs) {
     rows.push_back(
         {fmt::format("<span class=\"swatch\" style=\"background:var(--run{})\"></span>{}", i % 7, escaped(run.name)),
          fmt::format("<span class=\"state {0}\">{0}</span>", to_string(run.state)),
-         with_commas(static_cast<double>(run.last_step)), run.epoch ? number(*run.epoch) : "-",
-         loss != nullptr ? number(loss->values.back()) : "-",
-         checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor, number(checkpoints.best_value),
-                                                *checkpoints.best))
+         with_commas(static_cast<double>(run.last_step)), run.epoch ? short_number(*run.epoch) : "-",
+         loss != nullptr ? short_number(loss->values.back()) : "-",
+         checkpoints.best ? escaped(fmt::format("{} {} at step {}", checkpoints.monitor,
+                                                short_number(checkpoints.best_value), *checkpoints.best))
                           : "-",
          run.started > 0 ? utc_minute(run.started) : "-", run.last_activity > 0 ? utc_minute(run.last_activity) : "-",
          checkpoints.steps.empty() ? "-"
@@ -179,10 +173,10 @@ std::string values_table(std::span<const RunData> runs, std::span<const Group> g
         std::vector<double> finite;
         std::ranges::copy_if(series->values, std::back_inserter(finite), [](double v) { return std::isfinite(v); });
         const std::string of_run = fmt::format(" <span class=\"soft\">{}</span>", escaped(run.name));
-        rows.push_back({escaped(metric) + (runs.size() > 1 ? of_run : ""), number(series->values.back()),
+        rows.push_back({escaped(metric) + (runs.size() > 1 ? of_run : ""), short_number(series->values.back()),
                         with_commas(static_cast<double>(series->steps.back())),
-                        finite.empty() ? "-" : number(std::ranges::min(finite)),
-                        finite.empty() ? "-" : number(std::ranges::max(finite))});
+                        finite.empty() ? "-" : short_number(std::ranges::min(finite)),
+                        finite.empty() ? "-" : short_number(std::ranges::max(finite))});
       }
     }
   }
@@ -197,30 +191,23 @@ Json series_data(const MetricSeries& series) {
   }
   Json gaps = Json::array();
   for (const auto& [step, value] : points.gaps) {
-    gaps.push_back({step, number(value)});
+    gaps.push_back({step, short_number(value)});
   }
   return {{"s", points.steps}, {"v", std::move(values)}, {"g", std::move(gaps)}};
 }
 
-std::string event_text(const RunEvent& event) {
-  std::vector<std::string> parts;
-  for (const auto& [name, value] : event.fields.items()) {
-    const std::string text = value.is_string()         ? value.get<std::string>()
-                             : value.is_number_float() ? fmt::format("{:.4g}", value.get<double>())
-                                                       : dump_json(value);
-    const bool is_sentence = name == "why" || name == "what";
-    parts.push_back(printable(is_sentence ? text : fmt::format("{} {}", name, text)));
-  }
-  return join(parts, ", ");
+/// The begin or end of an attempt.
+bool bounds_attempt(const RunEvent& event) {
+  return event.name == "start" || event.name == "end" || event.name == "failure" || event.name == "restart";
 }
 
-/// The latest ones; saves are many and say little.
+/// All that bound an attempt, and the latest others; saves are many and say little.
 Json events_data(const RunData& run, std::size_t& left_out) {
   std::size_t saves = 0;
   std::size_t others = 0;
   std::vector<Json> kept;
   for (auto event = run.events.rbegin(); event != run.events.rend(); ++event) {
-    if (event->name == "save" ? saves++ >= kMostSaves : others++ >= kMostOthers) {
+    if (!bounds_attempt(*event) && (event->name == "save" ? saves++ >= kMostSaves : others++ >= kMostOthers)) {
       ++left_out;
       continue;
     }

@@ -51,6 +51,10 @@ std::string value_of(const Texts& texts, std::string_view name) {
   return found == texts.end() ? std::string() : found->second;
 }
 
+bool has(const Texts& texts, std::string_view name) {
+  return std::ranges::find(texts, name, &Texts::value_type::first) != texts.end();
+}
+
 // A run that was started several times has the value of its last start.
 void add_latest(RunData& run, const char* title, const Json& fields, const char* key) {
   if (const auto found = fields.find(key); found != fields.end()) {
@@ -175,7 +179,7 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
     }
   }
   for (const auto& [key, value] : newest.items()) {
-    if (key.starts_with(kProgramKeys)) {
+    if (key.starts_with(kProgramKeys) && !has(run.settings, key)) {
       run.settings.emplace_back(key, text_of(value));
     }
   }
@@ -239,6 +243,42 @@ void read_metrics(FileSystem& fs, RunData& run, std::int64_t last_bytes) {
   note_damaged(run, "metrics", run.metrics.damaged);
   if (const MetricSeries* epochs = run.metrics.find("epoch"); epochs != nullptr && !epochs->values.empty()) {
     run.epoch = epochs->values.back();
+  }
+}
+
+/// The steps and times of the whole run, once all of its files are read.
+void follow_attempts(RunData& run) {
+  std::int64_t step_of_events = 0;
+  double last_start = 0;
+  const std::int64_t planned_as_saved = run.planned_steps;
+  run.last_activity = run.metrics.last_time;
+  for (const RunEvent& event : run.events) {
+    run.last_activity = std::max(run.last_activity, event.time);
+    const auto planned = event.fields.find("total_steps");
+    if (event.name == "start") {
+      add_latest(run, "launcher", event.fields, "launch");
+      add_latest(run, "build", event.fields, "build");
+      step_of_events = 0;  // what an attempt has not saved is lost
+      last_start = event.time;
+      run.planned_steps = planned != event.fields.end() && planned->is_number_integer() ? planned->get<std::int64_t>()
+                                                                                        : planned_as_saved;
+    } else if (event.name == "resume" && planned != event.fields.end() && planned->is_number_integer()) {
+      run.planned_steps = planned->get<std::int64_t>();
+    } else if (event.name == "save" && planned_as_saved > 0) {
+      run.planned_steps = planned_as_saved;
+    }
+    step_of_events = std::max(step_of_events, event.step.value_or(0));
+  }
+  run.last_step = std::max(run.metrics.last_step, step_of_events);
+  if (!run.checkpoints.steps.empty()) {
+    run.last_step = std::max(run.last_step, run.checkpoints.steps.back());
+  }
+  if (run.last_step > run.planned_steps) {
+    run.planned_steps = 0;  // this training is longer than the one that was saved
+  }
+  run.step_s = run.metrics.step_seconds(last_start);
+  if (!run.events.empty()) {
+    run.started = run.events.front().time;
   }
 }
 
@@ -329,23 +369,24 @@ RunData read_run(FileSystem& fs, const Path& directory, std::int64_t last_bytes)
   if (last_bytes == kWholeFile) {
     read_or_note(run, [&] { run.times = read_rank_times(fs, directory); });
   }
-  run.last_step = run.metrics.last_step;
-  run.last_activity = run.metrics.last_time;
-  for (const RunEvent& event : run.events) {
-    run.last_activity = std::max(run.last_activity, event.time);
-    run.last_step = std::max(run.last_step, event.step.value_or(0));
-    if (event.name == "start") {
-      add_latest(run, "launcher", event.fields, "launch");
-      add_latest(run, "build", event.fields, "build");
-    }
-  }
-  if (!run.events.empty()) {
-    run.started = run.events.front().time;
-  }
-  if (!run.checkpoints.steps.empty()) {
-    run.last_step = std::max(run.last_step, run.checkpoints.steps.back());
-  }
+  follow_attempts(run);
   return run;
+}
+
+std::string event_text(const RunEvent& event) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : event.fields.items()) {
+    std::string text = value.is_string()         ? value.get<std::string>()
+                       : value.is_number_float() ? short_number(value.get<double>())
+                                                 : dump_json(value);
+    constexpr std::size_t kMost = 100;  // a rollback may leave out thousands of samples
+    if (name == "samples" && text.size() > kMost) {
+      text = text.substr(0, text.find_last_of(' ', kMost)) + " ...";
+    }
+    const bool is_sentence = name == "why" || name == "what";
+    parts.push_back(printable(is_sentence ? text : fmt::format("{} {}", name, text)));
+  }
+  return join(parts, ", ");
 }
 
 std::string rough_duration(double seconds) {

@@ -51,9 +51,10 @@ struct RunData {
   std::string name{};
   RunState state = RunState::unknown;
   std::string why{};               ///< of the end or the failure; "": none is known
-  std::int64_t last_step = 0;      ///< of rows, events and checkpoints
-  std::int64_t planned_steps = 0;  ///< as the newest checkpoint says; 0: not known
+  std::int64_t last_step = 0;      ///< of rows, checkpoints, and the events since the last start
+  std::int64_t planned_steps = 0;  ///< as the last start or a later checkpoint says; 0: not known
   std::optional<double> epoch{};   ///< the last one that was reported
+  double step_s = 0;               ///< mean time of a step in the last rows since the last start; 0: not known
   double started = 0;              ///< the first event; 0: not known
   double last_activity = 0;        ///< the last event or row; 0: not known
   RunCheckpointFacts checkpoints{};
@@ -80,6 +81,9 @@ void require_run(FileSystem& fs, const std::filesystem::path& directory);
 /// Reads at most `last_bytes` of the metrics; kWholeFile: all, and the times of the ranks. Damaged and missing files
 /// become notes. Throws: ConfigError if the directory is no run, IoError.
 RunData read_run(FileSystem& fs, const std::filesystem::path& directory, std::int64_t last_bytes = kWholeFile);
+
+/// Its fields: "rank 1 was killed, attempt 1".
+std::string event_text(const RunEvent& event);
 
 /// For ages: "50 s", "3 min", "2 h", "5 d".
 std::string rough_duration(double seconds);

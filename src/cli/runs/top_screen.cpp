@@ -31,10 +31,10 @@ std::string progress_line(const RunData& run, double now) {
                                 100.0 * static_cast<double>(run.last_step) / static_cast<double>(total));
   }
   if (run.epoch) {
-    parts.push_back(fmt::format("epoch {:g}", *run.epoch));
+    parts.push_back("epoch " + short_number(*run.epoch));
   }
-  if (run.metrics.step_s > 0) {
-    const double rate = 1 / run.metrics.step_s;
+  if (run.step_s > 0) {
+    const double rate = 1 / run.step_s;
     parts.push_back((rate < 1000 ? fmt::format("{:.3g}", rate) : with_commas(rate)) + " steps/s");
   }
   if (const MetricSeries* rate = run.metrics.find("samples_per_s"); rate != nullptr && rate->values.back() > 0) {

@@ -37,10 +37,7 @@ Target find_target(const std::string& text) {
     throw ConfigError(fmt::format("{}: no such directory", text),
                       "give a run's directory, its checkpoints, or one checkpoint; see lockstep verify --help");
   }
-  Path path = std::filesystem::absolute(Path(text) / ".").parent_path();  // also with a trailing slash
-  if (std::filesystem::is_symlink(path)) {                                // such as best
-    path = std::filesystem::canonical(path);
-  }
+  const Path path = std::filesystem::canonical(text);  // text may be ".", or a link such as best
   if (const auto name = parse_directory_name(path.filename().string())) {
     if (name->kind != DirectoryKind::committed) {
       throw ConfigError(fmt::format("{}: this checkpoint is incomplete", text),

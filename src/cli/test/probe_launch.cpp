@@ -88,7 +88,7 @@ class Launch {
       return false;
     }
     outcome_.timed_out = ready <= 0;
-    outcome_.signal = signals_.take();
+    outcome_.signal = signals_.take_stop();
     if (waiting[2].revents != 0) {
       read_lines();
     }

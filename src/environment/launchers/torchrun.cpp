@@ -77,7 +77,6 @@ void read_lockstep(VariableReader& reader, Identity& identity) {
   identity.control_fd = reader.number(own_variables::kControlFd, 0).value_or(-1);
   identity.progress_fd = reader.number(own_variables::kProgressFd, 0).value_or(-1);
   identity.restart = reader.number(own_variables::kRestart, 0).value_or(0);
-  identity.halvings = reader.number(own_variables::kHalvings, 0).value_or(-1);
   identity.store_fd = reader.number(own_variables::kStoreFd, 0).value_or(-1);
   identity.run_id = reader.text(own_variables::kRunId).value_or("");
   identity.devices = reader.text(own_variables::kDevices).value_or("");

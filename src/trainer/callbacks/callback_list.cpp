@@ -85,14 +85,14 @@ std::string_view to_string(Stage stage) noexcept {
     case Stage::evaluation_stopped:
       return "evaluation_stopped";
   }
-  return "unknown stage";
+  return kUnknownStage;
 }
 
-void CallbackList::add(std::shared_ptr<Callback> callback) {
+void CallbackList::add(std::shared_ptr<Callback> callback, bool is_last) {
   if (callback == nullptr) {
     throw ConfigError("Trainer::add got a null pointer", "give it a callback, such as make_shared<EarlyStopping>(...)");
   }
-  std::string name(callback->name());
+  std::string name = callback->name();
   if (std::ranges::any_of(entries_, &Entry::is_running)) {
     throw ConfigError(fmt::format("the callback '{}' was added inside of a callback", name),
                       "add it before fit(); OnOptions::when says when it is called");
@@ -104,7 +104,8 @@ void CallbackList::add(std::shared_ptr<Callback> callback) {
           "give each callback a different name; --early_stop.metric and --plateau.metric add a callback, too");
     }
   }
-  entries_.push_back({.name = std::move(name), .callback = std::move(callback)});
+  const auto end = is_last ? entries_.end() : std::ranges::find(entries_, true, &Entry::is_last);
+  entries_.insert(end, Entry{.name = std::move(name), .callback = std::move(callback), .is_last = is_last});
 }
 
 // Ranks may have different callbacks. All ranks synchronize at every stage for which any rank has one.

@@ -42,8 +42,9 @@ class ValidationScopes {
 
 class CallbackList {
  public:
-  /// Throws: ConfigError if the name is already used.
-  void add(std::shared_ptr<Callback> callback);
+  /// `is_last`: it is called after all that are not, also after those that are added later. Throws: ConfigError if the
+  /// name is already used.
+  void add(std::shared_ptr<Callback> callback, bool is_last = false);
 
   /// Collective. Begins a fit, with `module` on its device: reads the stages of every callback.
   void begin(const torch::nn::Module& module, World& world);
@@ -84,6 +85,7 @@ class CallbackList {
     std::string name{};
     std::shared_ptr<Callback> callback{};
     std::uint32_t stages = 0;
+    bool is_last = false;
     bool is_running = false;
   };
 
@@ -101,6 +103,7 @@ class CallbackList {
   std::vector<std::string> commands_{};
 };
 
+inline constexpr std::string_view kUnknownStage = "unknown stage";
 std::string_view to_string(Stage stage) noexcept;  ///< "epoch_end"
 
 }  // namespace lockstep

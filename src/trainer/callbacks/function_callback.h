@@ -21,7 +21,7 @@ class FunctionCallback final : public Callback {
                    OnOptions options)
       : name_(std::move(name)), stages_(stages), f_(std::move(f)), options_(std::move(options)) {}
 
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return stages_; }
   bool is_light() const override { return options_.is_light; }
   void on(const StageContext& context) override {

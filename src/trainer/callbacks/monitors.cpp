@@ -247,13 +247,14 @@ void Profiler::on(const StageContext& context) {
   switch (context.stage) {
     case Stage::fit_start: {
       const std::filesystem::path directory =
-          options_.directory.empty() ? run_directory(context.plan.config) : options_.directory.string();
+          options_.directory.empty() ? WorldAccess::start_directory(context.world) / run_directory(context.plan.config)
+                                     : std::filesystem::absolute(options_.directory);
       const bool leaves_no_files = context.plan.config.fast_dev_run > 0 || context.plan.config.barebones;
       if (options_.directory.empty() && leaves_no_files) {
         first_ = -1;
         break;
       }
-      file_ = std::filesystem::absolute(directory) / fmt::format("trace-rank-{}.json", context.world.rank());
+      file_ = directory / fmt::format("trace-rank-{}.json", context.world.rank());
       first_ = step + options_.skip_steps;
       break;
     }

@@ -71,6 +71,7 @@ void StageContext::log(std::string_view name, double value) const {
   if (log_to == nullptr) {
     throw Error(fmt::format("metric {}: nothing can be logged at {}", name, to_string(stage)), "log at another stage");
   }
+  check_metric_name(name);
   const std::string_view prefix = stage == Stage::validation_end ? kValidationPrefix
                                   : stage == Stage::test_end     ? kTestPrefix
                                   : stage == Stage::epoch_report ? kEpochPrefix

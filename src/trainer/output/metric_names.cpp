@@ -17,6 +17,13 @@ const double* find_metric(const Metrics& metrics, std::string_view name) {
   return found == metrics.end() ? nullptr : &found->second;
 }
 
+void check_metric_name(std::string_view name) {
+  if (name.empty() || name.find('\n') != std::string_view::npos || !is_utf8(name)) {
+    throw Error(fmt::format("found the metric name '{}', expected one line of UTF-8 text", printable(name)),
+                "give each metric that a step returns or a callback logs a name in UTF-8, without line breaks");
+  }
+}
+
 void set_metric(Metrics& metrics, const std::string& name, double value) {
   const auto found = std::ranges::find(metrics, name, &Metrics::value_type::first);
   if (found == metrics.end()) {

@@ -18,6 +18,9 @@ const double* find_metric(const Metrics& metrics, std::string_view name);
 /// Adds the metric, or replaces its value.
 void set_metric(Metrics& metrics, const std::string& name, double value);
 
+/// Throws: Error if reports and checkpoints cannot have a metric of this name.
+void check_metric_name(std::string_view name);
+
 /// The stage whose metrics include this one.
 Stage stage_of_metric(std::string_view name, const TrainConfig& config);
 

@@ -7,14 +7,38 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/variables.h>
 #include <lockstep/config/config_io.h>
 
 #include "base/run_files.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/without_files.h"
+#include "environment/own_variables.h"
 
 namespace lockstep {
+namespace {
+
+std::vector<RunSetting> settings_of(const Plan& plan) {
+  std::vector<RunSetting> settings;
+  const TrainConfig asked = asked_config(plan);
+  visit_fields(asked, [&settings]<class T>(const FieldInfo& info, const T& value) {
+    settings.push_back({.name = std::string(info.name), .text = to_text(value), .is_text = kIsText<T>});
+  });
+  for (const ProgramValue& value : plan.facts.program_values) {
+    settings.push_back({.name = value.name, .text = printable(value.text), .is_text = value.is_text});
+  }
+  return settings;
+}
+
+/// If this rank fails, our launcher lets the command finish.
+Variables environment_of_command() {
+  auto values = read_environment().all();
+  values[own_variables::kMayFinish] = "1";
+  return Variables(std::move(values));
+}
+
+}  // namespace
 
 RunFiles::RunFiles(const Plan& plan, std::filesystem::path directory, bool on_main)
     : plan_(plan), directory_(std::move(directory)), on_main_(on_main), active_(on_main && writes_files(plan.config)) {
@@ -64,7 +88,7 @@ void RunFiles::open_files(std::int64_t resume_step) {
     sinks_.push_back(prometheus_sink(fs, directory_ / "metrics.prom", directory_.filename().string()));
   }
   if (const std::string& command = plan_.config.report.command; !command.empty()) {
-    sinks_.push_back(command_sink(command, read_environment(), directory_, resume_step));
+    sinks_.push_back(command_sink(command, environment_of_command(), directory_, resume_step, settings_of(plan_)));
   }
   if (plan_.config.report.step_times) {
     step_times_ = csv_sink(fs, directory_ / "step_times.csv", resume_step);
@@ -110,14 +134,7 @@ void RunFiles::write_image(std::int64_t step, std::string_view name, const Image
 }
 
 void RunFiles::write_end(std::span<const MetricValue> metrics) {
-  std::vector<RunSetting> settings;
-  const TrainConfig asked = asked_config(plan_);
-  visit_fields(asked, [&settings]<class T>(const FieldInfo& info, const T& value) {
-    settings.push_back({.name = std::string(info.name), .text = to_text(value), .is_text = kIsText<T>});
-  });
-  for (const ProgramValue& value : plan_.facts.program_values) {
-    settings.push_back({.name = value.name, .text = printable(value.text), .is_text = value.is_text});
-  }
+  const std::vector<RunSetting> settings = settings_of(plan_);
   for_each_sink([&](MetricSink& sink) { sink.finish(settings, metrics); });
 }
 

@@ -119,8 +119,8 @@ void RunMetrics::append_logged(Metrics& metrics, bool ends_window) {
 NamedTensors RunMetrics::save() {
   NamedTensors saved = window_.save(world_);
   append(saved, kMetric, metrics_.save(world_));
+  append(saved, kWindowMetric, metrics_.save(world_, in_window_));
   if (of_epochs_) {
-    append(saved, kWindowMetric, metrics_.save(world_, in_window_));
     append(saved, kEpochMetric, metrics_.save(world_, in_epoch_));
     append(saved, kEpoch, epoch_.save(world_));
   }
@@ -134,9 +134,12 @@ NamedTensors RunMetrics::save() {
 
 void RunMetrics::load(const NamedTensors& saved) {
   window_.load(saved, world_);
-  if (of_epochs_) {
-    metrics_.load(with_prefix(saved, kWindowMetric), world_);
+  in_window_.clear();
+  if (const NamedTensors in_window = with_prefix(saved, kWindowMetric); !in_window.empty()) {
+    metrics_.load(in_window, world_);  // also if the means of epochs are off now, as they end windows too
     in_window_ = metrics_.take({});
+  }
+  if (of_epochs_) {
     metrics_.load(with_prefix(saved, kEpochMetric), world_);
     in_epoch_ = metrics_.take({});
     epoch_.load(with_prefix(saved, kEpoch), world_);

@@ -31,7 +31,7 @@ void check_same_on_all_ranks(const Metrics& metrics, World& world) {
     text += std::isnan(value) ? fmt::format("{} nan\n", printable(name))
                               : fmt::format("{} {:.17g}\n", printable(name), value);
   }
-  if (const auto found = find_disagreement(world.gather(text))) {
+  if (const auto found = find_disagreement(text, world)) {
     throw_about_rank(found->rank, world,
                      CommError(fmt::format("rank {} logs other metrics than the others: '{}', {} '{}'", found->rank,
                                            found->found, found->others, found->expected),

@@ -18,22 +18,22 @@ StepTimes::StepTimes(World& world, RunFiles& files) : world_(world), files_(file
 
 StepTimes::Moment StepTimes::now(std::int64_t step) {
   if (world_.device().is_cpu()) {
-    return {WorldAccess::progress(world_).times(), step};
+    return {.times = WorldAccess::progress(world_).times(), .step = step, .measured = step};
   }
   DeviceClock& clock = WorldAccess::clock(world_);
-  return {clock.times(), clock.steps()};
+  return {.times = clock.times(), .step = step, .measured = clock.steps()};
 }
 
 void StepTimes::begin(std::int64_t step) { since_ = now(step); }
 
 void StepTimes::report(std::int64_t step) {
   const Moment end = now(step);
-  const Moment begin = std::exchange(since_, end);
+  const auto measured = static_cast<double>(end.measured - since_.measured);  // 0: this rank sends NaN
+  const Moment begin = measured > 0 ? std::exchange(since_, end) : since_;
   const TimeShares shares(begin.times, end.times);
-  const auto steps = static_cast<double>(end.steps - begin.steps);  // 0: each value is NaN
-  const auto milliseconds = [steps](double seconds) { return std::round(1e6 * seconds / steps) / 1e3; };
-  std::vector<std::string> names{"step_ms"};
-  std::vector<double> values{milliseconds(shares.total())};
+  const auto milliseconds = [measured](double seconds) { return std::round(1e6 * seconds / measured) / 1e3; };
+  std::vector<std::string> names{"steps", "step_ms"};
+  std::vector<double> values{static_cast<double>(end.step - begin.step), milliseconds(shares.total())};
   for (const auto& [name, seconds] : shares.parts()) {
     names.push_back(fmt::format("{}_ms", name));
     values.push_back(milliseconds(seconds));
@@ -43,7 +43,7 @@ void StepTimes::report(std::int64_t step) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     LOCKSTEP_ASSERT(all[rank].size() == bytes, "every rank sends its times");
     std::memcpy(values.data(), all[rank].data(), bytes);
-    if (std::isnan(values.front())) {
+    if (std::isnan(values[1])) {
       continue;
     }
     std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};

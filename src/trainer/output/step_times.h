@@ -16,14 +16,15 @@ class StepTimes {
 
   /// Counts from now on. `step`: completed steps.
   void begin(std::int64_t step);
-  /// Collective. A row for each rank: milliseconds per step since the last call, on a GPU those of the GPU. A rank
-  /// whose GPU has measured no step since then has no row.
+  /// Collective. A row for each rank: the steps since its last row, and the milliseconds per step, on a GPU those of
+  /// the GPU. A rank whose GPU has measured no step since then has no row.
   void report(std::int64_t step);
 
  private:
   struct Moment {
     PhaseTimes times{};
-    std::int64_t steps = 0;
+    std::int64_t step = 0;
+    std::int64_t measured = 0;  // steps
   };
   Moment now(std::int64_t step);
 

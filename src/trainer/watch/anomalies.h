@@ -1,9 +1,11 @@
-// Values that are not finite or far too large, and what follows: optim.non_finite and spike.policy.
+// Values that are not finite or far too large, and what follows: optim.non_finite and spike.policy. Each consequence is
+// an event.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <lockstep/config/train_config.h>
 #include <lockstep/data/data_loader.h>
@@ -12,6 +14,7 @@
 
 #include "trainer/output/run_files.h"
 #include "trainer/watch/finite_watch.h"
+#include "trainer/watch/replaced_samples.h"
 #include "trainer/watch/run_snapshot.h"
 #include "trainer/watch/spike_watch.h"
 
@@ -43,13 +46,16 @@ class Anomalies {
   SpikeWatch& spikes() noexcept { return spikes_; }
 
  private:
+  bool can_roll_back() const noexcept;
+  void tell_replaced();
   void tell_skipped(std::int64_t step);
   void tell_spike(const Spike& spike, bool skipped);
-  void lower_rates(Strategy& strategy, std::int64_t step);
+  void tell_non_finite(const NonFinite& found, std::int64_t step);
+  void lower_rates(const Spike& why, Strategy& strategy, std::int64_t step);
   /// Both return whether weights were put back.
   bool act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step);
   bool act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
-  void roll_back(const std::string& why, const RunSnapshot::Parts& run, std::int64_t step);
+  void roll_back(const std::string& why, std::optional<int> rank, const RunSnapshot::Parts& run, std::int64_t step);
   void take_snapshot(const RunSnapshot::Parts& run, std::int64_t step);
   void warn(const std::string& text) const;  // on the main rank
 
@@ -60,7 +66,9 @@ class Anomalies {
   SpikeWatch spikes_;
   std::optional<NonFinite> non_finite_{};  // of the last look()
   std::optional<Spike> spike_{};           // the same
+  ReplacedSamples replaced_{};
   RunSnapshot snapshot_{};
+  std::vector<std::int64_t> to_leave_out_{};  // samples of this rank since the copy or the last rollback
   int rollbacks_in_a_row_ = 0;
   std::int64_t rolled_back_at_ = -1;  // the step after which that was done the last time
   bool parameters_finite_ = true;

@@ -11,6 +11,7 @@
 
 #include <lockstep/tensor/named_tensors.h>
 
+#include "base/text.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -145,6 +146,9 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   };
   NonFinite result{.loss = value(0), .grad_norm = value(1)};
   name_samples(result.loss, world);
+  if (result.grad_norm && !result.loss) {
+    result.grad_norm->samples = samples_of_all(result.grad_norm->step, world);
+  }
   const auto parameter = value(2);
   if (const std::int64_t in_a_row = value(3)->step; in_a_row >= kMostSkipped) {
     result.skipped_steps = in_a_row;
@@ -153,6 +157,9 @@ std::optional<NonFinite> FiniteWatch::look(const torch::nn::Module& module, Worl
   if (skipped_.count > 0) {
     skipped_ = {.count = skipped_.count, .first = value(6)->step, .last = value(7)->step, .loss = value(4)};
     name_samples(skipped_.loss, world);
+    if (!skipped_.loss) {
+      skipped_.samples = samples_of_all(skipped_.first, world);
+    }
   }
   if (parameter) {
     result.parameter = parameters.at(static_cast<std::size_t>(parameter->step)).first;
@@ -165,6 +172,12 @@ void FiniteWatch::name_samples(std::optional<NonFinite::Value>& value, World& wo
   if (value) {
     value->samples = world.gather(samples_.of(value->step)).at(static_cast<std::size_t>(value->rank));
   }
+}
+
+std::string FiniteWatch::samples_of_all(std::int64_t step, World& world) const {
+  std::vector<std::string> of_ranks = world.gather(samples_.of(step));
+  std::erase(of_ranks, "");
+  return join(of_ranks, "; ");
 }
 
 void FiniteWatch::Skips::add(std::int64_t step, const at::Tensor& skipped) {

@@ -22,8 +22,10 @@ struct NonFinite {
   /// The first loss or gradient norm that is not finite.
   struct Value {
     std::int64_t step = 0;  ///< as Step::number()
-    int rank = 0;           ///< the lowest rank in that step
-    std::string samples{};  ///< "3, 17, 25 and 61 more": of that rank, if they have ids
+    int rank = 0;           ///< the lowest rank in that step; a gradient norm is that of all ranks
+    /// "3, 17, 25 and 61 more": of that rank, if they have ids. Of a gradient norm without a loss: of each rank, with
+    /// "; " between them.
+    std::string samples{};
   };
   std::optional<Value> loss{};
   std::optional<Value> grad_norm{};
@@ -40,6 +42,7 @@ struct SkippedSteps {
   std::int64_t last = 0;
   /// The first of their losses that was not finite; nullopt: all were finite, and gradients were not.
   std::optional<NonFinite::Value> loss{};
+  std::string samples{};  ///< without `loss`: those of the first step, of each rank as in NonFinite::Value
 
   std::string text() const;  ///< "step 12 was skipped since the last report: the loss of step 12 is not finite on ..."
 };
@@ -108,6 +111,8 @@ class FiniteWatch {
 
   /// Gets the samples of the step from its rank, if a value was found. Collective then.
   void name_samples(std::optional<NonFinite::Value>& value, World& world) const;
+  /// Collective. The samples of a step of each rank.
+  std::string samples_of_all(std::int64_t step, World& world) const;
 
   at::Tensor skipped_in_a_row_{};  // 0-dim, on the device; undefined if no step can be skipped
   Skips skips_{};

@@ -56,8 +56,10 @@ class SpikeGate {
   /// Returns 1 if the update has to be skipped, else 0: 0-dim float32 on the device of the values. Each optimizer has
   /// windows of its own.
   at::Tensor check(std::int64_t step, std::size_t optimizer, const Values& found);
-  /// The steps that were skipped since the last call, without `ids`. Waits for the device.
+  /// The steps that were skipped since the last call, without `ids` and `rank`. Waits for the device.
   std::vector<Spike> take_skipped(const World& world);
+
+  bool has_one_optimizer() const noexcept { return windows_.size() == 1; }
 
   /// The windows, by "<optimizer>.<name>".
   NamedTensors save() const;

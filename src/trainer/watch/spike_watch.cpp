@@ -21,7 +21,31 @@ namespace lockstep {
 namespace {
 
 constexpr std::string_view kSkip = "skip.";       // windows of SpikeGate
-constexpr std::string_view kLowers = "lower_lr";  // present if the next report lowers the learning rates
+constexpr std::string_view kLowers = "lower_lr";  // present if the next report lowers the learning rates: the spike
+
+/// Step, rank or -1, sample ids.
+at::Tensor tensor_of(const Spike& spike) {
+  std::vector<std::int64_t> numbers{spike.step, spike.rank.value_or(-1)};
+  numbers.insert(numbers.end(), spike.ids.begin(), spike.ids.end());
+  return at::tensor(numbers, at::kLong);
+}
+
+/// Of a checkpoint of before 2026-11-27, which had no numbers: a step of -1.
+Spike spike_of(const at::Tensor& saved) {
+  if (saved.dim() == 0) {
+    return {.step = -1};
+  }
+  const at::Tensor numbers = saved.flatten().to(at::kLong);
+  const auto* number = numbers.const_data_ptr<std::int64_t>();
+  const auto* const end = number + numbers.numel();
+  Spike spike;
+  spike.step = number != end ? *number++ : 0;
+  if (const std::int64_t rank = number != end ? *number++ : -1; rank >= 0) {
+    spike.rank = static_cast<int>(rank);
+  }
+  spike.ids.assign(number, end);
+  return spike;
+}
 
 }  // namespace
 
@@ -63,9 +87,6 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
   for (const Batch& batch : batches.micro) {
     ids.insert(ids.end(), batch.ids.begin(), batch.ids.end());
   }
-  if (gate_) {
-    return;
-  }
   const c10::NoGradGuard no_grad;
   const bool counted = result.count.defined();
   losses_.push_back(counted                 ? times_count(result.loss, result.count)
@@ -73,6 +94,9 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
                                             : at::Tensor());
   counts_.push_back(counted ? result.count.detach().to(at::kDouble) : at::Tensor());
   samples_.push_back(counted || !result.loss.defined() ? 0.0 : static_cast<double>(batches.local_samples));
+  if (gate_) {  // has seen norms and inputs
+    return;
+  }
   norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
   if (config_.inputs) {
     inputs_.push_back(result.inputs.defined() ? result.inputs * static_cast<double>(batches.local_samples)
@@ -94,15 +118,22 @@ std::optional<Spike> SpikeWatch::look(World& world) {
     found.push_back(&*first);
   }
   std::ranges::transform(skipped_, std::back_inserter(found), [](Spike& spike) { return &spike; });
+  name_ranks(found, world);
   name_samples(found, world);
   ids_.clear();
+  losses_.clear();
+  counts_.clear();
+  norms_.clear();
+  samples_.clear();
+  inputs_.clear();
+  all_samples_.clear();
   return first;
 }
 
 std::optional<Spike> SpikeWatch::first_spike(World& world) {
   const c10::NoGradGuard no_grad;
   const at::Tensor zero = at::zeros({}, at::device(world.device()).dtype(at::kDouble));
-  const auto stacked = [&](std::vector<at::Tensor>& values) {
+  const auto stacked = [&](std::vector<at::Tensor> values) {
     for (at::Tensor& value : values) {
       value = value.defined() ? value : zero;
     }
@@ -143,24 +174,34 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
       check("grad_norm", norm[i], i);
     }
   }
-  if (first && first->name == "loss") {
-    const std::int64_t at = first->step - begin_;
-    name_rank(*first, (rows[0][at] / rows[1][at]).item<double>(), world);
-  }
-  losses_.clear();
-  counts_.clear();
-  norms_.clear();
-  samples_.clear();
-  inputs_.clear();
-  all_samples_.clear();
   return first;
 }
 
-void SpikeWatch::name_rank(Spike& spike, double own_loss, World& world) const {
+bool SpikeWatch::is_loud(const Spike& spike) const {
+  const auto at = static_cast<std::size_t>(spike.step - begin_);
+  if (spike.name != "loss" || !losses_[at].defined()) {
+    return false;
+  }
+  const double weight = counts_[at].defined() ? counts_[at].item<double>() : samples_[at];
   const double limit = spike.mean + config_.z_score * (spike.value - spike.mean) / spike.z_score;
-  const std::vector<std::string> above = world.gather(own_loss > limit ? "yes" : "");
-  if (world.size() > 1 && std::ranges::count(above, "yes") == 1) {
-    spike.rank = static_cast<int>(std::ranges::find(above, "yes") - above.begin());
+  return losses_[at].item<double>() / weight > limit;
+}
+
+// The loss that a task reports can be another one than that of its second optimizer.
+void SpikeWatch::name_ranks(const std::vector<Spike*>& spikes, World& world) const {
+  if (spikes.empty() || world.size() == 1 || (gate_ && !gate_->has_one_optimizer())) {
+    return;
+  }
+  std::string mine;  // a letter per spike
+  for (const Spike* spike : spikes) {
+    mine += is_loud(*spike) ? 'y' : 'n';
+  }
+  const std::vector<std::string> answers = world.gather(mine);
+  for (std::size_t i = 0; i < spikes.size(); ++i) {
+    const auto is_above = [i](const std::string& of_rank) { return of_rank[i] == 'y'; };
+    if (std::ranges::count_if(answers, is_above) == 1) {
+      spikes[i]->rank = static_cast<int>(std::ranges::find_if(answers, is_above) - answers.begin());
+    }
   }
 }
 
@@ -192,7 +233,7 @@ NamedTensors SpikeWatch::save() const {
     }
   }
   if (lowers_) {
-    state.emplace_back(std::string(kLowers), at::ones({}, at::kDouble));
+    state.emplace_back(std::string(kLowers), tensor_of(*lowers_));
   }
   if (gate_) {
     for (auto& [optimizer, window] : gate_->save()) {
@@ -210,7 +251,9 @@ void SpikeWatch::load(const NamedTensors& state) {
       continue;
     }
     if (name == kLowers) {
-      lowers_ = config_.policy == SpikePolicy::lower_lr;
+      if (config_.policy == SpikePolicy::lower_lr) {
+        lowers_ = spike_of(values);
+      }
       continue;
     }
     const auto names = spike_names(config_);

@@ -37,8 +37,13 @@ class SpikeWatch {
   /// The steps that spike.policy skip has skipped between the last two calls of look(); the same on every rank.
   const std::vector<Spike>& skipped() const noexcept { return skipped_; }
   /// For spike.policy lower_lr: remembered until a report that lowers the learning rates, also in checkpoints.
-  void request_lr_reduction() noexcept { lowers_ = true; }
-  bool take_lr_reduction() noexcept { return std::exchange(lowers_, false); }
+  void request_lr_reduction(const Spike& why) {
+    if (!lowers_) {
+      lowers_ = why;
+    }
+  }
+  /// The first spike that asked for it; nullopt: none has.
+  std::optional<Spike> take_lr_reduction() { return std::exchange(lowers_, std::nullopt); }
   /// nullptr without spike.policy skip.
   SpikeGate* gate() noexcept { return gate_ ? &*gate_ : nullptr; }
 
@@ -60,15 +65,17 @@ class SpikeWatch {
 
   /// Collective. Checks the pending values.
   std::optional<Spike> first_spike(World& world);
-  /// Collective. Adds the rank to a spike of the loss. `own_loss`: the mean of this rank in that step.
-  void name_rank(Spike& spike, double own_loss, World& world) const;
+  /// This rank's own loss in that step is a spike.
+  bool is_loud(const Spike& spike) const;
+  /// Collective. Adds the rank to each spike of the loss.
+  void name_ranks(const std::vector<Spike*>& spikes, World& world) const;
   /// Collective. Adds the samples of all ranks to each.
   void name_samples(const std::vector<Spike*>& spikes, World& world) const;
 
   SpikeConfig config_;
   std::optional<SpikeGate> gate_{};  // looks at the values before the update instead
   std::vector<Spike> skipped_{};
-  bool lowers_ = false;
+  std::optional<Spike> lowers_{};     // why the next report lowers the learning rates
   std::int64_t begin_ = 0;            // step of the first pending value
   std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over its counts or samples; undefined: none
   std::vector<at::Tensor> counts_{};  // 0-dim, of this rank; undefined: samples are counted

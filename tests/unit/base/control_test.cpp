@@ -1,4 +1,6 @@
 #include <chrono>
+#include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -99,6 +101,23 @@ TEST(TrainControl, StopsAtATimeUntilTheEndOfTheFit) {
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   control.request_stop_at(now, "late", StopKind::terminate);
   EXPECT_EQ(control.stop_reason(), "late") << "its time is over";
+}
+
+// A stop would be for either of them, and the fit that begins would take it from the other one.
+TEST(TrainControl, RefusesFitsOfTwoThreads) {
+  TrainControl control;
+  control.begin_fit();
+  control.request_stop("of this thread");
+  std::string refusal;
+  std::thread([&] { refusal = message_of<ConfigError>([&] { control.begin_fit(); }); }).join();
+  EXPECT_THAT(refusal, testing::HasSubstr("a fit in another thread uses this TrainControl"));
+  EXPECT_EQ(control.stop_reason(), "of this thread");
+  control.end_fit();
+  std::thread([&] {
+    control.begin_fit();
+    control.end_fit();
+  }).join();
+  EXPECT_FALSE(control.in_fit());
 }
 
 TEST(TrainControl, CopiesShareRequests) {

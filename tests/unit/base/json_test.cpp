@@ -44,6 +44,19 @@ TEST(ParseJson, RejectsInvalidJson) {
   EXPECT_THAT(failure("{\n \"a\": 1,\n \"a\": 2}"), HasSubstr("line 3"));
 }
 
+TEST(ExactJson, GivesBackEveryText) {
+  for (const std::string& text : {std::string("plain \"text\"\n"), std::string("\xc3\xa9"), std::string("\x80\xff\x07"),
+                                  std::string("a\0\xfe", 3), std::string()}) {
+    const std::string line = dump_json(Json{{"state", exact_json(text)}});
+    EXPECT_EQ(exact_text(parse_json(line).at("state"), "state"), text) << line;
+  }
+  EXPECT_EQ(dump_json(exact_json("\x80\xff")), R"({"hex":"80ff"})");
+  EXPECT_EQ(exact_text(parse_json(R"("\u00e9")"), "state"), "\xc3\xa9") << "as before";
+  for (const char* damaged : {R"({"hex": "8"})", R"({"hex": "8x"})", R"({"hex": 8})", R"({"text": ""})", "8"}) {
+    EXPECT_THROW(exact_text(parse_json(damaged), "state"), std::runtime_error) << damaged;
+  }
+}
+
 TEST(ParseJson, StopsAtTheDepthLimit) {
   EXPECT_EQ(failure("[[[1]]]", 3), "no error");
   EXPECT_THAT(failure("[[[[1]]]]", 3), HasSubstr("line 1, column 4: nested deeper than 3 levels"));

@@ -1,42 +1,24 @@
 #include "base/kept_memory.h"
 
-#include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
+#include "support/page_faults.h"
+#include "support/process.h"
 #include "support/requirements.h"
 #include "support/sanitizers.h"
 
 namespace lockstep {
 namespace {
 
-long page_faults() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt;
-}
-
-constexpr std::size_t kBytes = 8 << 20;
-
-/// Allocates, writes and frees blocks as a training step does, of `smallest` bytes and up to 8 times as much. Returns
-/// the page faults of its later rounds.
-long faults_of_steps(std::size_t smallest = kBytes) {
-  constexpr std::size_t kBlocks = 8;
-  long begin = 0;
-  for (int step = 0; step < 10; ++step) {
-    if (step == 5) {
-      begin = page_faults();
-    }
-    std::vector<std::unique_ptr<char[]>> blocks;
-    for (std::size_t i = 0; i < kBlocks; ++i) {
-      blocks.push_back(std::make_unique_for_overwrite<char[]>(smallest << (i % 4)));
-      std::fill_n(blocks.back().get(), smallest << (i % 4), static_cast<char>(step));
-    }
-  }
-  return page_faults() - begin;
+/// Of a program with these variables.
+long faults_of_a_program(const Process::Environment& environment) {
+  const auto result = Process({KEPT_MEMORY_PROGRAM}, environment).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  return std::stol(result.out);
 }
 
 TEST(KeptMemory, IsUsedAgainWithoutPageFaults) {
@@ -58,6 +40,25 @@ TEST(KeptMemory, LeavesAnAllocatorThatUsesSmallerBlocksAgain) {
   LOCKSTEP_REQUIRE(Requirements().that(!kHasSanitizer, "a sanitizer has an allocator of its own"));
   { const KeptMemory memory(true); }
   EXPECT_LT(faults_of_steps(1 << 20), 100);
+}
+
+TEST(KeptMemory, LeavesSettingsOfTheUserAndOtherAllocatorsAlone) {
+  LOCKSTEP_REQUIRE(Requirements().that(!kHasSanitizer, "a sanitizer has an allocator of its own"));
+  const std::vector<Process::Environment> left_alone{{{"MALLOC_TRIM_THRESHOLD_", "131072"}},
+                                                     {{"MALLOC_MMAP_THRESHOLD_", "131072"}},
+                                                     {{"MALLOC_MMAP_MAX_", "65536"}},
+                                                     {{"MALLOC_TOP_PAD_", "131072"}},
+                                                     {{"GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072"}},
+                                                     {{"LD_PRELOAD", OTHER_MALLOC_SHIM}}};
+  for (const auto& environment : left_alone) {
+    EXPECT_GT(faults_of_a_program(environment), 10000) << environment.begin()->first;
+  }
+  // Controls: no variable, and some that are not about memory that is kept.
+  const std::vector<Process::Environment> kept{
+      {}, {{"MALLOC_ARENA_MAX", "2"}}, {{"GLIBC_TUNABLES", "glibc.rtld.nns=4"}}};
+  for (const auto& environment : kept) {
+    EXPECT_LT(faults_of_a_program(environment), 100);
+  }
 }
 
 TEST(KeptMemory, LastsUntilTheLastScopeEnds) {

@@ -91,6 +91,10 @@ TEST(ParseBytes, KnowsBinaryAndDecimalUnits) {
 
 TEST(HumanText, IsShort) {
   EXPECT_EQ(five_digits(2.123456), "2.1235");
+  EXPECT_EQ(short_number(1.0 / 3), "0.333333");
+  EXPECT_EQ(short_number(-1'234'567), "-1234567");
+  EXPECT_EQ(short_number(1e15), "1e+15");
+  EXPECT_EQ(short_number(HUGE_VAL), "Infinity");
   EXPECT_EQ(five_digits(-std::nan("")), "NaN");
   EXPECT_EQ(five_digits(-HUGE_VAL), "-Infinity");
   EXPECT_EQ(human_bytes(0), "0 B");

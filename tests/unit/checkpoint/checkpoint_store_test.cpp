@@ -611,6 +611,20 @@ TEST(CheckpointStore, SavesNothingAfterItsDirectoryWasRenamedOrRemoved) {
   }
 }
 
+// A program that removes old files takes the one that nobody has written for the longest time.
+TEST(CheckpointStore, KeepsItsLockYoungAndNamesItIfItIsRemoved) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  const auto lock = one.checkpoints() / ".lock";
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(24);
+  std::filesystem::last_write_time(lock, old);
+  store.save(1, checkpoint_contents());
+  EXPECT_GT(std::filesystem::last_write_time(lock), old + std::chrono::hours(12));
+  std::filesystem::remove(lock);
+  EXPECT_THAT([&] { store.save(2, checkpoint_contents()); },
+              ThrowsMessage<CheckpointError>(HasSubstr("its file .lock was removed during the run")));
+}
+
 TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   const TempDir directory;
   const CheckpointConfig config{.per_node = true};
@@ -835,6 +849,31 @@ TEST(CheckpointStore, ReportsWhyItCannotOpen) {
   OneRank one;
   std::ofstream(one.directory.path() / "my_run") << "a file";
   EXPECT_THROW(one.open(), IoError);
+}
+
+TEST(CheckpointStore, KeepsValuesOfAnyBytes) {
+  const std::string bytes("\x07\x80\xff\0state", 9);
+  for (const bool per_node : {false, true}) {
+    const TempDir directory;
+    expect_none(two_nodes([&](World& world) {
+      CheckpointConfig config;
+      config.per_node = per_node;
+      const auto own = directory.path() / (per_node ? std::to_string(world.rank()) : "both");
+      CheckpointStore store(own, config, world);
+      CheckpointContents contents = checkpoint_contents();
+      contents.values["position.state"] = bytes;
+      store.save(1, contents);
+      EXPECT_EQ(store.load(1).values.at("position.state"), bytes) << "rank " << world.rank();
+    }));
+  }
+  OneRank one;
+  CheckpointStore store = one.open();
+  CheckpointContents contents = checkpoint_contents();
+  contents.values["position.state"] = bytes;
+  store.save(1, contents);
+  EXPECT_EQ(store.load(1).values.at("position.state"), bytes);
+  contents.values["caf\xe9"] = "1";
+  EXPECT_THAT([&] { store.save(2, contents); }, ThrowsMessage<CheckpointError>(HasSubstr("is not UTF-8 text")));
 }
 
 TEST(CheckpointStore, GivesEveryRankTheMainRanksTensorsAndItsOwnBytes) {

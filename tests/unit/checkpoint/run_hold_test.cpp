@@ -1,6 +1,7 @@
 // One hold of a run directory for all ranks, and for the directories of all nodes.
 #include "checkpoint/run_hold.h"
 
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -132,6 +133,35 @@ TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   std::filesystem::remove_all(run_of(0));
   std::filesystem::rename(run_of(0).string() + ".1", run_of(0));
   EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("contain different runs")));
+}
+
+// The second machine has only what one of its ranks kept there.
+TEST(RunHold, ForgetsWhatDidNotFitOnEachMachineOnce) {
+  const TempDir dir;
+  const auto run_of = [&](int rank) { return dir.path() / ("node_" + std::to_string(rank)) / "run"; };
+  const auto start = [&](const std::string& launch, bool fresh) {
+    std::array<std::string, 2> kept;
+    thread_world(2, [&](World& world) {
+      const auto hold = RunHold::take(plan_of(run_of(world.rank()), launch, fresh), world);
+      kept.at(static_cast<std::size_t>(world.rank())) = hold->batch_limit();
+      EXPECT_TRUE(hold->keep_batch_limit(launch));
+    });
+    return kept;
+  };
+  using Kept = std::array<std::string, 2>;
+  EXPECT_EQ(start("a", false), (Kept{"", ""}));
+  EXPECT_EQ(start("b", false), (Kept{"a", "a"}));
+  EXPECT_EQ(start("c", true), (Kept{"", ""}));
+  EXPECT_EQ(start("c", true), (Kept{"c", "c"})) << "a restart";
+}
+
+TEST(RunHold, KeepsNothingForAPlanWithoutFiles) {
+  const TempDir dir;
+  World world = World::single(c10::Device(c10::kCPU));
+  Plan plan = plan_of(dir.path() / "run", "a");
+  write_no_files(plan.config);
+  EXPECT_FALSE(RunHold::take(plan, world)->keep_batch_limit("x"));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "run"));
 }
 
 }  // namespace

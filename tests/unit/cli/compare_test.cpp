@@ -122,7 +122,7 @@ TEST_F(Compare, RejectsInvalidArguments) {
   std::filesystem::resize_file(std::filesystem::path(a) / "records-1.bin", 10);
   const auto damaged = compare(a, a);
   EXPECT_EQ(damaged.code, 65);
-  EXPECT_THAT(damaged.err, HasSubstr("records-1.bin record 0: the file has no complete record"));
+  EXPECT_THAT(damaged.err, HasSubstr(a + "/records-1.bin record 0: the file has no complete record"));
 }
 
 }  // namespace

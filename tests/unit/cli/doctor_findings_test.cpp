@@ -132,6 +132,18 @@ TEST(DoctorFindings, LibrariesOfCudaHaveAVersionOrAReason) {
   EXPECT_THAT(after(damaged, 0), Contains(warning("NCCL", "it does not", "LD_LIBRARY_PATH"))) << "no GPU needs it";
 }
 
+TEST(DoctorFindings, NamesTheBackendsThatRanksCanUse) {
+  EXPECT_THAT(judge(healthy()), Contains(ok("backends", "gloo, shm, nccl")));
+  EXPECT_THAT(judge(healthy(0)), Contains(ok("backends", "gloo, shm; nccl: no driver")));
+  EXPECT_THAT(after([](Facts& facts) { facts.gpus.visible_uuids.clear(); }),
+              Contains(ok("backends", "gloo, shm; nccl: no GPU")));
+  EXPECT_THAT(after([](Facts& facts) { facts.build.nccl = false; }),
+              Contains(ok("backends", "gloo, shm; nccl: this build is without it")));
+  EXPECT_THAT(after([](Facts& facts) { facts.build.libtorch = {}; }),
+              Contains(ok("backends", "none: only the tool was built")));
+  EXPECT_EQ(system_json(healthy(0)).at("backends"), (Json{"gloo", "shm"}));
+}
+
 TEST(DoctorFindings, LibTorchIsWhereTheLoaderFindsIt) {
   EXPECT_THAT(judge(healthy()), Contains(ok("LibTorch", "2.11.0 for CUDA 13.0, used with CUDA and NCCL (/opt/secret")));
   const auto without = [](Facts& facts) { facts.build.libtorch_library = {.problem = "libtorch_cpu.so is not found"}; };

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "cli/doctor/facts.h"
+#include "support/fake_driver.h"
 #include "support/forwarding_file_system.h"
 #include "support/launch_environment.h"
 #include "support/listener.h"
@@ -42,14 +43,7 @@ class Doctor : public testing::Test {
     return {};
   }
 
-  /// The variables with which the tool finds the fake driver in place of NVIDIA's.
-  Process::Environment fake_driver(const std::string& gpus) {
-    const auto link = temp_.path() / "libnvidia-ml.so.1";
-    if (!std::filesystem::exists(link)) {
-      std::filesystem::create_symlink(LOCKSTEP_FAKE_NVML, link);
-    }
-    return {{"LD_LIBRARY_PATH", temp_.path().string()}, {"LOCKSTEP_TEST_GPUS", gpus}};
-  }
+  Process::Environment fake_driver(const std::string& gpus) { return lockstep::fake_driver(temp_.path(), gpus); }
 
   TempDir temp_;
   Process::Result result_{};
@@ -119,6 +113,19 @@ TEST_F(Doctor, ReportsContradictoryVariablesOfALauncher) {
   EXPECT_EQ(result_.code, 1);
 }
 
+TEST_F(Doctor, FailsWithSettingsThatEveryProgramRefuses) {
+  EXPECT_THAT(finding("settings", {}, {{"LOCKSTEP_CFG_BATCH_SIZE", "x"}, {"LOCKSTEP_CFG_PROGRAM_WIDTH", "64"}}),
+              HasSubstr("fail: LOCKSTEP_CFG_BATCH_SIZE=x: "));
+  EXPECT_EQ(result_.code, 1);
+  EXPECT_THAT(finding("settings", {}, {{"LOCKSTEP_CFG_FOO", "1"}}), HasSubstr("fail: LOCKSTEP_CFG_FOO: unknown"));
+  EXPECT_THAT(finding("settings", {}, {{"LOCKSTEP_CFG_BATCH_SIZE", "8"}}), IsEmpty());
+}
+
+TEST_F(Doctor, WarnsOfAMasterPortThatIsNone) {
+  EXPECT_EQ(finding("MASTER_PORT", {}, {{"MASTER_PORT", "abc"}}), "warn: abc: expected a port from 1 to 65535");
+  EXPECT_THAT(finding("MASTER_PORT", {}, {{"MASTER_PORT", "29511"}}), IsEmpty());
+}
+
 TEST_F(Doctor, NamesTheBrokenOneOfFourGpus) {
   const auto environment = fake_driver("GPU-a free,GPU-b free,GPU-c lost,GPU-d busy");
   EXPECT_THAT(finding("GPU 2", {}, environment), HasSubstr("fail: it does not answer: GPU is lost"));
@@ -129,6 +136,15 @@ TEST_F(Doctor, NamesTheBrokenOneOfFourGpus) {
   EXPECT_EQ(json["gpu_uuids"]["3"], "GPU-d");
   EXPECT_THAT(finding("GPU 3", {}, environment), HasSubstr("used by pid 100 "));
   EXPECT_THAT(finding("GPU 2", {}, fake_driver("GPU-a free,GPU-b free,GPU-c free,GPU-d free")), IsEmpty());
+}
+
+TEST_F(Doctor, FindsNoFaultOfAMachineWithFourSoundGpus) {
+  const Process::Result result = run({"--json"}, fake_driver("GPU-a free,GPU-b free,GPU-c free,GPU-d free"));
+  EXPECT_EQ(result.code, 0) << result.out;
+  const Json json = parse_json(result.out);
+  EXPECT_EQ(json["failures"], 0) << result.out;
+  EXPECT_EQ(json["ranks"], 4);
+  EXPECT_THAT(json["system"]["driver"]["gpus"], SizeIs(4));
 }
 
 TEST_F(Doctor, FailsWithADriverThatDoesNotMatchItsLibrary) {

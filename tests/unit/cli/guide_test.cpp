@@ -70,7 +70,8 @@ TEST(Commands, RefuseWhatTheyDoNotKnow) {
     EXPECT_EQ(far.code, 2) << command->name;
     EXPECT_THAT(far.err, HasSubstr("--zebra: unknown flag\n  hint: see ")) << command->name;
   }
-  for (const std::vector<std::string>& words : {std::vector<std::string>{"paln"}, {"help", "paln"}}) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"paln"}, {"help", "paln"}, {"help", "--man", "paln"}}) {
     const auto wrong = lockstep(words);
     EXPECT_EQ(wrong.code, 2);
     EXPECT_EQ(wrong.err, "error: paln: unknown command\n  hint: did you mean lockstep plan?\n");
@@ -110,6 +111,8 @@ TEST(Commands, SayWhichWordIsWrong) {
     EXPECT_EQ(result.out, "");
     EXPECT_THAT(result.err, StartsWith("error: " + message)) << words[0];
   }
+  EXPECT_EQ(lockstep({"doctor", "--run-dir", ""}).err,
+            "error: --run-dir: expected a value\n  hint: use --run-dir DIR\n");
   const auto all = lockstep({"verify", "--jsno", "--zebra=1"});
   EXPECT_THAT(all.err, AllOf(HasSubstr("--jsno: unknown flag"), HasSubstr("--zebra: unknown flag")));
 }
@@ -296,6 +299,25 @@ TEST(PlanCommand, PlansForOtherMachinesAndNodes) {
   EXPECT_EQ(json["config"]["backend"], "nccl");
 }
 
+TEST(PlanCommand, ShowsTheMicroBatchThatARunRemembers) {
+  const TempDir temp;
+  const std::string file = (temp.path() / "node.json").string();
+  std::ofstream(file) << R"({"cores": 64, "gpus": [{"name": "G", "uuid": "GPU-1", "memory": "80GiB"}]})";
+  const std::string run = (temp.path() / "run").string();
+  std::filesystem::create_directories(run);
+  std::ofstream(run + "/batch_limit.json")
+      << "{\"format\": 1, \"batch_size\": 8, \"device\": \"G (80.0 GiB)\", \"too_large\": 8}";
+  const auto batch_with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"plan", "--hardware", file, "--run_dir", run, "--memory.halve_batch", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return parse_json(lockstep(words).out)["batch"]["batch_size"].get<int>();
+  };
+  EXPECT_EQ(batch_with({"--batch_size", "8"}), 4);
+  EXPECT_EQ(batch_with({"--batch_size", "6"}), 6);
+  EXPECT_EQ(batch_with({"--batch_size", "8", "--fresh"}), 8);
+  EXPECT_EQ(batch_with({"--batch_size", "8", "--compute_setup", "cpu"}), 8) << "another device";
+}
+
 TEST(PlanCommand, SaysWhetherAModelFits) {
   const TempDir temp;
   const std::string file = (temp.path() / "node.json").string();
@@ -314,10 +336,10 @@ TEST(PlanCommand, SaysWhetherAModelFits) {
   }
   const auto lacks = with({"7b", "--json"});
   EXPECT_EQ(lacks.code, 2);
-  EXPECT_EQ(
-      lacks.err,
-      "error: the model does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB on cuda:0, cuda:1\n"
-      "  hint: use --precision bf16 (then 52.2 GiB) or the optimizer adafactor (then 52.2 GiB)\n");
+  EXPECT_EQ(lacks.err,
+            "error: the model does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB to 80.0 GiB "
+            "on cuda:0, cuda:1\n"
+            "  hint: use --precision bf16 (then 52.2 GiB) or the optimizer adafactor (then 52.2 GiB)\n");
   const Json memory = parse_json(lacks.out)["memory"];
   EXPECT_EQ(memory["fits"], false);
   EXPECT_EQ(memory["optimizer_state_bytes"], 56'000'000'000);

@@ -113,6 +113,7 @@ TEST(RunFlags, RejectsUnsupportedFlags) {
   const std::pair<const char*, const char*> cases[] = {
       {"--nproc-per-node 0 t", "expected a number from 1"},
       {"--nproc-per-node 2,1 t", "2 numbers for 1 machine"},
+      {"--nnodes 65536 --master-addr a --nproc-per-node 65536 t", "found 4294967296 ranks, expected 65536 at most"},
       {"--nnodes 2 t", "need a common address"},
       {"--nnodes 2 --master-addr a --nproc-per-node auto t", "is not known here"},
       {"--nnodes 2 --master-addr a --max-restarts 1 t", "not possible with several machines"},

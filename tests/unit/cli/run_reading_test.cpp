@@ -17,6 +17,7 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "cli/runs/list_command.h"
 #include "cli/runs/report_page.h"
 #include "cli/runs/run_data.h"
 #include "cli/runs/top_screen.h"
@@ -24,6 +25,7 @@
 #include "storage/run_directory.h"
 #include "support/process.h"
 #include "support/requirements.h"
+#include "support/sanitizers.h"
 #include "support/terminal.h"
 #include "unit/cli/written_run.h"
 
@@ -137,6 +139,59 @@ TEST(RunReading, FollowsRestartsAndResumes) {
   EXPECT_TRUE(run.notes.empty()) << run.notes.front();
   EXPECT_THAT(run.environment, testing::Contains(testing::Pair("launcher", "alone")));
   EXPECT_THAT(run.settings, testing::Contains(testing::Pair("program.size", "7")));
+}
+
+TEST(RunReading, DoesNotCountWhatAnAttemptHasLost) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.event("start");
+  run.event("failure", {{"step", std::int64_t{1809}}, {"what", std::string("rank 1 was killed")}});
+  EXPECT_EQ(read(run).last_step, 1809);
+  run.event("start");
+  EXPECT_EQ(read(run).last_step, 0);
+  run.event("end", {{"step", std::int64_t{1}}, {"why", std::string("stopped at step 1: SIGTERM")}, {"stopped", true}});
+  EXPECT_EQ(read(run).last_step, 1);
+}
+
+TEST(RunReading, KnowsHowLongTheLastStartTrains) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.checkpoint(40, 1);
+  EXPECT_EQ(read(run).planned_steps, 60);
+  run.checkpoint(70, 1);
+  EXPECT_EQ(read(run).planned_steps, 0) << "more steps than were planned: another start prolongs it";
+  run.event("start", {{"total_steps", std::int64_t{12'000}}});
+  EXPECT_EQ(read(run).planned_steps, 12'000);
+  std::filesystem::remove_all(run.path() / "checkpoints");
+  run.checkpoint(40, 1);
+  run.event("save", {{"step", std::int64_t{40}}});
+  EXPECT_EQ(read(run).planned_steps, 60) << "of the later checkpoint";
+  run.event("start", {{"total_steps", std::int64_t{100}}});
+  run.event("resume", {{"step", std::int64_t{40}}, {"total_steps", std::int64_t{80}}});
+  EXPECT_EQ(read(run).planned_steps, 80) << "an epoch has another length";
+  std::filesystem::remove_all(run.path() / "checkpoints");
+  run.event("save", {{"step", std::int64_t{50}}});
+  EXPECT_EQ(read(run).planned_steps, 80) << "a checkpoint of only weights knows nothing";
+}
+
+TEST(RunReading, MeasuresTheRateWithoutPauses) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  write_text(run.path() / "metrics.jsonl",
+             "{\"step\":10,\"time\":\"2026-11-21T10:00:00.000Z\",\"loss\":1}\n"
+             "{\"step\":20,\"time\":\"2026-11-21T11:00:00.000Z\",\"loss\":1}\n"
+             "{\"step\":30,\"time\":\"2026-11-21T11:00:05.000Z\",\"loss\":1}\n");
+  write_text(run.path() / "events.jsonl", "{\"v\":1,\"time\":\"2026-11-21T10:59:00.000Z\",\"event\":\"start\"}\n");
+  EXPECT_DOUBLE_EQ(read(run).step_s, 0.5);
+}
+
+TEST(RunReading, ListsEachSettingOfTheProgramOnce) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  write_text(run.path() / "config.toml", read_text(run.path() / "config.toml") + "[program]\nsize = 8\n");
+  run.checkpoint(20, 1);  // has 7
+  EXPECT_THAT(read(run).settings, testing::Contains(testing::Key("program.size")).Times(1));
+  EXPECT_THAT(read(run).settings, testing::Contains(testing::Pair("program.size", "8")));
 }
 
 TEST(RunReading, TheFirstOfEqualCheckpointsIsTheBest) {
@@ -318,6 +373,30 @@ TEST(Report, ContainsCurvesEventsAndSettings) {
   EXPECT_EQ(count(page, "url("), 0U);
 }
 
+TEST(Report, KeepsTheAttemptsOfARunWithManyEvents) {
+  RunData run{.name = "a"};
+  const auto add = [&](const char* name, double time) { run.events.push_back({.time = time, .name = name}); };
+  add("start", 1);
+  for (int spike = 0; spike < 900; ++spike) {
+    add("spike", 2 + spike);
+  }
+  add("end", 1000);
+  const Json data = report_data(std::vector{run})["runs"][0];
+  EXPECT_EQ(data.at("events").size(), 802U);
+  EXPECT_EQ(data["events"][0].at("name"), "start");
+  EXPECT_EQ(data["events"][801].at("name"), "end");
+  EXPECT_EQ(data.at("eventsLeftOut"), 100);
+}
+
+TEST(Report, WritesLargeNumbersWithAllTheirDigits) {
+  RunData run{.name = "a", .epoch = 1'234'567};
+  run.events.push_back({.time = 1, .name = "end", .fields = {{"seconds", 43210.125}}});
+  EXPECT_THAT(report_page(std::vector{run}, 0), HasSubstr("<td data-title=\"epoch\">1234567</td>"));
+  EXPECT_EQ(report_data(std::vector{run})["runs"][0]["events"][0].at("text"), "seconds 43210.1");
+  EXPECT_THAT(list_table(std::vector{run}, 0), HasSubstr("  1234567  "));
+  EXPECT_THAT(top_screen(run, 0, {}, {})[1], HasSubstr("epoch 1234567"));
+}
+
 TEST(Report, LaysRunsOverEachOther) {
   const TempDir temp;
   const WrittenRun a(temp.path() / "a", {.seed = 7});
@@ -448,6 +527,19 @@ TEST_F(DrawnReport, HasNoErrorOfItsScript) {
   EXPECT_THAT(draw(page, "", whole).err, HasSubstr("CONSOLE"));
 }
 
+TEST_F(DrawnReport, NamesEachLineOfAFlatCurve) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.rows(0, 10, 99.95, "accuracy");
+  run.rows(10, 20, 99.97, "accuracy");
+  const auto page = temp.path() / "page.html";
+  write_text(page, report_page(std::vector{read(run)}, 0));
+  const std::string drawn = draw(page, "", {"--window-size=1280,3000", "--virtual-time-budget=2000"}).out;
+  for (const char* tick : {">99.95<", ">99.955<", ">99.96<", ">99.965<", ">99.97<"}) {
+    EXPECT_THAT(drawn, HasSubstr(tick));
+  }
+}
+
 // page_layout.js looks for text outside of its box, parts that scroll sideways, labels over each other, charts without
 // a curve and too little contrast.
 TEST_F(DrawnReport, FitsAPhoneAndADeskLightAndDark) {
@@ -542,7 +634,7 @@ TEST(Top, BreaksLinesBetweenWords) {
 }
 
 TEST(Top, ShowsHighRatesWithoutAnExponent) {
-  const auto rate = [](double step_s) { return top_screen({.metrics = {.step_s = step_s}}, 0, {}, {})[1]; };
+  const auto rate = [](double step_s) { return top_screen({.step_s = step_s}, 0, {}, {})[1]; };
   EXPECT_THAT(rate(1 / 1640.0), HasSubstr("   1,640 steps/s"));
   EXPECT_THAT(rate(1 / 42.54), HasSubstr("   42.5 steps/s"));
 }
@@ -585,6 +677,57 @@ TEST(Commands, NameTheRunsOfADirectoryThatIsNoRun) {
         << command;
   }
   EXPECT_THAT(run_program({LOCKSTEP_CLI, "top", "."}, {}, temp.path().string()).err, HasSubstr(". contains no run"));
+}
+
+TEST(System, DescribesARunWithoutNames) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "secret_run",
+                       {.run_dir = "secret_folder", .run_name = "secret_name", .optim = {.lr = 0.5}});
+  write_text(run.path() / "config.toml",
+             read_text(run.path() / "config.toml") + "[program]\ndata = \"secret_data\"\nwidth = 64\n");
+  run.event("start", {{"hosts", std::string("secret1.example.org, secret2")},
+                      {"launch", std::string("lockstep, 2 ranks on secret1:29500")},
+                      {"build", std::string("lockstep 0.1.0, build ab12")}});
+  run.event("init_weights", {{"from", std::string("secret_weights")}, {"tensors", std::int64_t{7}}});
+  run.event("straggler", {{"step", std::int64_t{30}}, {"rank", std::int64_t{1}}, {"host", std::string("secret3")}});
+  run.event("failure",
+            {{"step", std::int64_t{50}},
+             {"what", std::string("rank 1 (host secret1, pid 71) failed: cannot open '/data/secret user/x.bin': "
+                                  "port 29500 of 10.1.2.3 is held by pid 9 'train' (user secret_user)")}});
+  const auto text = run_program({LOCKSTEP_CLI, "system", "--run", run.path().string()});
+  ASSERT_EQ(text.code, 0) << text.err;
+  const auto json = run_program({LOCKSTEP_CLI, "system", "--json", "--run", run.path().string()});
+  for (const std::string& found : {text.out, json.out}) {
+    EXPECT_THAT(found, AllOf(Not(HasSubstr("secret")), Not(HasSubstr("/data")), Not(HasSubstr("10.1.2.3"))));
+  }
+  const Json summary = parse_json(json.out, 16).at("run");
+  EXPECT_EQ(summary.at("state"), "failed");
+  EXPECT_EQ(summary.at("step"), 50);
+  EXPECT_EQ(summary.at("starts"), 1);
+  EXPECT_EQ(summary.at("build"), "lockstep 0.1.0, build ab12");
+  EXPECT_EQ(summary.at("launcher"), "lockstep, 2 ranks on (host)");
+  EXPECT_EQ(summary.at("settings"), Json::parse(R"~(["run_dir = (text)", "run_name = (text)", "optim.lr = 0.5",
+                                                    "program.data = (text)", "program.width = 64"])~"));
+  EXPECT_THAT(summary.at("failure").get<std::string>(),
+              AllOf(HasSubstr("rank 1 (host (host), pid 71) failed: cannot open '(path)"), HasSubstr("of (address) is"),
+                    HasSubstr("(user (user))")));
+  ASSERT_EQ(summary.at("events").size(), 4U);
+  EXPECT_THAT(summary["events"][2].get<std::string>(), HasSubstr("UTC straggler, step 30: rank 1, host (host)"));
+  EXPECT_THAT(text.out, HasSubstr("\nrun\nstate             failed\n"));
+  const auto none = run_program({LOCKSTEP_CLI, "system", "--run", temp.path().string()});
+  EXPECT_EQ(none.code, 2);
+}
+
+TEST(Commands, SayThatMemoryRanOut) {
+  LOCKSTEP_REQUIRE(Requirements().that(!kHasSanitizer, "a sanitizer needs more address space than the limit"));
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  write_text(run.path() / "metrics.jsonl", "");
+  std::filesystem::resize_file(run.path() / "metrics.jsonl", std::uintmax_t{1} << 30);  // has a hole, needs no space
+  const auto result =
+      run_program({"sh", "-c", "ulimit -v 500000; exec \"$0\" report a", LOCKSTEP_CLI}, {}, temp.path().string());
+  EXPECT_EQ(result.code, 1);
+  EXPECT_EQ(result.err, "error: out of memory\n  hint: close other programs, or raise the limit (ulimit -v)\n");
 }
 
 TEST(Commands, SayThatAFileIsNoRun) {
@@ -656,6 +799,15 @@ TEST(Ctl, KnowsThatTheLauncherMayStartTheTrainingAgain) {
   run.event("start");
   run.event("failure", {{"restart", false}});
   EXPECT_EQ(hint(), no_launcher);
+}
+
+TEST(Report, AdvisesAnotherPlaceIfTheRunCannotHaveThePage) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto result =
+      run_program({"sh", "-c", "ulimit -f 0; exec \"$0\" report a", LOCKSTEP_CLI}, {}, temp.path().string());
+  EXPECT_EQ(result.code, 74);
+  EXPECT_THAT(result.err, HasSubstr("hint: give another place with --out FILE"));
 }
 
 TEST(Report, NamesTheFileThatCannotBeWritten) {

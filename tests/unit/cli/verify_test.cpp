@@ -56,6 +56,14 @@ TEST_F(Verify, ReportsValidCheckpoints) {
   }
 }
 
+TEST_F(Verify, KnowsTheCheckpointFromItsInside) {
+  const std::string valid = "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n";
+  const std::string inside = (directory_ / "step-0000000500").string();
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", "."}, {}, inside).out, valid);
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", inside + "/."}).out, valid);
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "verify", ".."}, {}, inside).out, HasSubstr("a run resumes from step 900\n"));
+}
+
 TEST_F(Verify, LocatesDamageAndNamesTheNewestValidCheckpoint) {
   damage(900);
   std::filesystem::create_directory(directory_ / "step-0000000950.tmp.0123456789abcdef");

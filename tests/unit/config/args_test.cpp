@@ -264,8 +264,14 @@ TEST(ParseInvocation, TranslatesFlagsOfOtherSystems) {
       {{"--min_train_steps_per_epoch=200"}, "use --data.min_steps_per_epoch N"},
       {{"--debug_mode"}, "use --dist.check_replicas"},
       {{"--save_on_exception"}, "remove it: a failure that all ranks have between the same two steps is saved"},
-      {{"--overfit_batches=4"}, "train and validate on lockstep::take(data, N)"},
+      {{"--overfit_batches=4"}, "use --data.steps_per_epoch N with --sampler.shuffle false"},
+      {{"--limit_test_batches=4"}, "use --test.max_batches N"},
+      {{"--limit_predict_batches=0.5"}, "use --predict.max_batches N: a number of steps, or a part such as 10%"},
       {{"--eval.enabled=true"}, "report metrics of the validation"},
+      {{"--data_config.provider=x"}, "the program builds its data set"},
+      {{"--data.init_args=x"}, "the program makes its objects itself"},
+      {{"--trainer_config.trainer_num_devices=2"}, "use --devices N"},
+      {{"--device=0"}, "use --devices with the numbers of GPUs: \"0,\" or \"0,2\" as a flag, [0] or [0, 2]"},
   };
   for (const auto& [arguments, hint] : cases) {
     EXPECT_THAT(problems(arguments), ElementsAre(HasSubstr(std::string(": unknown flag | ") + hint))) << arguments[0];
@@ -498,6 +504,41 @@ TEST(ParseInvocation, LeavesAWordBehindASwitchToTheProgram) {
               ElementsAre(HasSubstr("unexpected argument \"stray\"")));
   EXPECT_THAT(problems({"one", "--report.progress", "maybe"}, {}, {}, flags),
               ElementsAre("--report.progress maybe: expected true or false | use --report.progress alone for true"));
+}
+
+TEST(ParseInvocation, AFlagCountsOverAPositionalArgument) {
+  Flags flags;
+  flags.positional("max_epochs").positional("checkpoint.every_steps");
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"7", "10", "--max_epochs", "8"},
+                                                {"--max_epochs", "8", "7", "10"},
+                                                {"7", "--max_epochs=9", "--max-epochs", "8", "10"}}) {
+    const TrainConfig config = parse(words, {}, {}, flags).config;
+    EXPECT_EQ(config.max_epochs, 8);
+    EXPECT_EQ(config.checkpoint.every_steps, 10);
+  }
+  EXPECT_EQ(parse({"7", "10"}, {}, {}, flags).config.max_epochs, 7) << "the control";
+  EXPECT_THAT(problems({"abc", "--max_epochs", "8"}, {}, {}, flags), ElementsAre(HasSubstr("max_epochs abc")));
+}
+
+TEST(ParseInvocation, RefusesANumberThatMayBeOfASwitch) {
+  Flags flags;
+  flags.positional("max_epochs").positional("checkpoint.every_steps");
+  EXPECT_THAT(
+      problems({"--fresh", "1", "10"}, {}, {}, flags),
+      ElementsAre("--fresh 1: 1 may be its value or a positional argument | write --fresh=1 if it is the value, "
+                  "else the positional arguments first"));
+  const TrainConfig config = parse({"1", "10", "--fresh"}, {}, {}, flags).config;
+  EXPECT_TRUE(config.fresh);
+  EXPECT_EQ(config.max_epochs, 1);
+  EXPECT_EQ(config.checkpoint.every_steps, 10);
+  EXPECT_EQ(parse({"--fresh=1", "3", "10"}, {}, {}, flags).config.max_epochs, 3);
+  EXPECT_TRUE(parse({"--fresh", "true", "3", "10"}, {}, {}, flags).config.fresh);
+  EXPECT_TRUE(parse({"--fresh", "1"}).config.fresh) << "a program without positional arguments";
+}
+
+TEST(ParseInvocation, RefusesAnEmptyNameOfAFile) {
+  EXPECT_THAT(problems({"--config", ""}), ElementsAre("--config \"\": expected a file | leave --config out"));
+  EXPECT_THAT(problems({"--hardware="}), ElementsAre("--hardware=\"\": expected a file | leave --hardware out"));
 }
 
 TEST(ParseInvocation, RefusesAnEmptyRunName) {

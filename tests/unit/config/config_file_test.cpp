@@ -156,7 +156,8 @@ TEST_F(ConfigFile, HasDurationsInQuotes) {
   EXPECT_THAT(
       problems("run.toml", "max_time_s = \"soon\"\n"),
       ElementsAre(HasSubstr("run.toml:1: max_time_s = \"soon\": expected a number of 0 or more, or a time such")));
-  EXPECT_THAT(problems("run.toml", "max_time_s = 01:30:00\n"), ElementsAre(HasSubstr("or a time such as 90s")));
+  EXPECT_THAT(problems("run.toml", "max_time_s = 01:30:00\n"),
+              ElementsAre(HasSubstr("1d or 1:30:00 | write a time in quotes")));
   EXPECT_THAT(problems("run.toml", "seed = \"2h\"\n"), ElementsAre(HasSubstr("expected a whole number")));
 }
 
@@ -183,6 +184,8 @@ TEST_F(ConfigFile, GivesHintsInTheFormOfTheFile) {
               ElementsAre("run.toml:1: num_workers: unknown setting | use [data] workers = N"));
   EXPECT_THAT(problems("run.json", R"({"num_workers": 3})"),
               ElementsAre(R"(run.json: num_workers: unknown setting | use "data": {"workers": N})"));
+  EXPECT_THAT(problems("RUN.JSON", R"({"num_workers": 3})"),
+              ElementsAre(R"(RUN.JSON: num_workers: unknown setting | use "data": {"workers": N})"));
   EXPECT_THAT(
       problems("run.toml", "compute_setup = \"cpu\"\ndevices = [0]\n"),
       ElementsAre(HasSubstr("| use compute_setup = \"gpu\", or a number such as devices = 2 for two CPU ranks")));
@@ -193,10 +196,12 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
   const std::string text = R"({
     "data_config": {"validation_fraction": 0.1, "use_same_data_for_val": false, "data_pipeline_fw": "torch_dataset",
       "cache_img_path": null, "use_existing_imgs": false, "delete_cache_imgs_after_training": true,
-      "parallel_caching": true, "cache_workers": 0},
+      "parallel_caching": true, "cache_workers": 0, "provider": "LabelsReader", "user_instances_only": true,
+      "use_augmentations_train": true, "skeletons": null},
+    "description": "", "sleap_nn_version": "0.1.0",
     "trainer_config": {"train_data_loader": {"batch_size": 4, "shuffle": true, "num_workers": 0},
       "val_data_loader": {"batch_size": 4}, "model_ckpt": {"save_top_k": 1, "save_last": null},
-      "trainer_devices": null, "trainer_device_indices": null, "trainer_accelerator": "auto", "profiler": null,
+      "trainer_devices": null, "trainer_num_devices": null, "trainer_device_indices": null, "trainer_accelerator": "auto", "profiler": null,
       "trainer_strategy": "auto", "enable_progress_bar": true, "min_train_steps_per_epoch": 200,
       "train_steps_per_epoch": null, "visualize_preds_during_training": false, "keep_viz": false,
       "viz_img_format": "png", "max_epochs": 100, "seed": 42, "use_wandb": false, "save_ckpt": false, "ckpt_dir": ".",
@@ -205,7 +210,7 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfSleapNn) {
       "early_stopping": {"patience": 10}, "online_hard_keypoint_mining": {"hard_to_easy_ratio": 2.0},
       "zmq": {"controller_port": null}, "eval": {"enabled": false}}})";
   const std::vector<std::string> found = problems("sleap.json", text);
-  EXPECT_THAT(found, SizeIs(37));
+  EXPECT_THAT(found, SizeIs(44));
   EXPECT_THAT(found, Each(Not(HasSubstr("--help-all"))));
   EXPECT_THAT(found, Contains(HasSubstr("trainer_config.trainer_devices: unknown setting | use \"devices\": N")));
   EXPECT_THAT(found, Contains(HasSubstr("trainer_config.max_epochs: unknown setting | did you mean max_epochs?")));
@@ -272,6 +277,13 @@ TEST_F(ConfigFile, NamesTheEquivalentOfEachFieldOfOneTrainer) {
 TEST_F(ConfigFile, ReportsUnusableFiles) {
   EXPECT_THAT(problems("run.toml", "seed = 1\nseed = \n"), ElementsAre(HasSubstr("run.toml:2: ")));
   EXPECT_THAT(problems("run.json", "{\"seed\": 1, \"seed\": 2}"), ElementsAre(HasSubstr("key \"seed\" appears twice")));
+  EXPECT_THAT(problems("run.toml", "max_steps = 9223372036854775808\n"),
+              ElementsAre(HasSubstr(" | write a number that fits into 64 bits")));
+  EXPECT_THAT(problems("run.toml", "max_steps = -\n"), ElementsAre(Not(HasSubstr("64 bits"))));
+  EXPECT_THAT(problems("run.toml", "seed = 007\n"), ElementsAre(HasSubstr(" | write 7, with digits on both sides")));
+  EXPECT_THAT(problems("run.json", R"({"seed": -1, "concepts": )" + std::string(20, '[') + std::string(20, ']') + "}"),
+              ElementsAre(HasSubstr("seed = -1"), HasSubstr("concepts: unknown setting")))
+      << "other problems of a deep file are found too";
   EXPECT_THAT(problems("run.json", "[]"), ElementsAre(HasSubstr("run.json: expected an object")));
   EXPECT_THAT(problems("run.yaml", "seed: 1"),
               ElementsAre(AllOf(HasSubstr("run.yaml: expected a file that ends in .toml or .json"),
@@ -443,6 +455,8 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
                    .max_batches = StepCount::percent(12.5),
                    .at_start = true,
                    .sanity_steps = 5},
+      .test = {.max_batches = 6},
+      .predict = {.max_batches = StepCount::percent(50)},
       .checkpoint = {.enabled = false,
                      .every_epochs = 5,
                      .every_steps = 6,

@@ -128,6 +128,8 @@ TEST(LrSchedule, ReportsEveryProblemOfAText) {
            {"warmup:120%", "for=120%, expected a length", "10%"},
            {"warmup:%", "for=%, expected a length", ""},
            {"step", "the setting every is missing", "lengths are"},
+           {"step:0", "every is shorter than one step", "make it longer"},
+           {"restarts:0", "every is shorter than one step", ""},
            {"exponential", "the setting factor is missing", ""},
            {"multistep:at=3/x", "at=x, expected a length", ""},
            {"restarts", "expected every or cycles", ""},
@@ -159,7 +161,6 @@ TEST(LrSchedule, ReportsWhatTheRunDoesNotHave) {
   EXPECT_THAT(problem("step:2ep", stream), HasSubstr("the number of steps per epoch is not known"));
   EXPECT_THAT(problem("linear:per=epoch", stream), HasSubstr("the number of steps per epoch is not known"));
   EXPECT_EQ(problem("step:20", stream), "");
-  EXPECT_THAT(problem("step:0", kRun), HasSubstr("shorter than one step"));
   EXPECT_THAT(problem("step:0.01ep", kRun), HasSubstr("shorter than one step"));
   EXPECT_THAT(problem("warmup:20+linear:until=10", kRun), HasSubstr("linear:until=10: it would end before it begins"));
   EXPECT_EQ(problem("warmup:2000+constant:until=80%+linear", kRun), "");  // a short trial of a long run

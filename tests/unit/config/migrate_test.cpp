@@ -33,6 +33,11 @@ TEST(Migration, MovesASettingToItsSection) {
       << "TOML allows no section [optim] here";
 }
 
+TEST(Migration, MovesTheCommentAboveASettingWithIt) {
+  EXPECT_EQ(migrated("# a run\n\n[trainer]\n# how long,\n# in epochs\nmax_epochs = 3\nzebra = 1\n"),
+            "# a run\n\n# how long,\n# in epochs\nmax_epochs = 3\n[trainer]\nzebra = 1\n");
+}
+
 TEST(Migration, JoinsTheEarlierScheduleIntoAText) {
   EXPECT_EQ(migrated("[optim]\nwarmup_steps = 100\nschedule = \"cosine\" # s\nmin_lr_ratio = 0.1\ndecay_steps = 900\n"),
             "[optim]\nschedule = \"warmup:100+cosine:until=900,to=0.1\" # s\n");

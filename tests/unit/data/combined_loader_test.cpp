@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -129,6 +130,34 @@ TEST(CombinedLoader, ContinuesAnywhere) {
       }
     }
   }
+}
+
+TEST(CombinedLoader, KeepsTheBytesOfAPosition) {
+  class WithBytes final : public BatchSource {
+   public:
+    WithBytes(DataLoader& loader, std::string bytes) : loader_(loader), bytes_(std::move(bytes)) {}
+    const StepBatches* next() override { return loader_.next(); }
+    void seek(const LoaderPosition& position) override { sought = position.state; }
+    LoaderPosition position() const override {
+      LoaderPosition with_bytes = loader_.position();
+      with_bytes.state = bytes_;
+      return with_bytes;
+    }
+    std::optional<std::int64_t> steps_per_epoch() const override { return loader_.steps_per_epoch(); }
+    std::string sought{};
+
+   private:
+    DataLoader& loader_;
+    std::string bytes_;
+  };
+  World world = World::single(c10::kCPU);
+  const std::string bytes("\x07\x80\xff\0end", 7);
+  DataLoader loader = loader_of(100, 4, 2, world);
+  WithBytes source(loader, bytes);
+  CombinedLoader both({&source}, CombineMode::min_size);
+  take(both);
+  both.seek(both.position());
+  EXPECT_EQ(source.sought, bytes);
 }
 
 // A short loader that is repeated has other epochs of its own than the others.

@@ -429,8 +429,10 @@ TEST(DataLoader, ReplacesBadSamplesUpToTheLimit) {
       EXPECT_THAT(first.micro[0].ids, ElementsAre(0, 1, 2, 4, 4));
       EXPECT_TRUE(at::equal(first.micro[0].input, at::tensor(first.micro[0].ids)));
       EXPECT_THAT(first.micro[0].replaced, ElementsAre(3));
+      EXPECT_THAT(first.micro[0].bad_ids, ElementsAre(3));
       EXPECT_THAT(first.micro[1].ids, ElementsAre(5, 6, 8, 8, 9));
       EXPECT_THAT(first.micro[1].replaced, ElementsAre(2));
+      EXPECT_THAT(first.micro[1].bad_ids, ElementsAre(7));
       EXPECT_EQ(first.global_samples, 10);
       EXPECT_THAT(loader.next()->micro[1].ids, ElementsAre(15, 16, 17, 18, 0));
     }

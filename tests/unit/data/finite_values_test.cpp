@@ -152,8 +152,8 @@ TEST(CheckFinite, NamesTheSampleInEveryKindOfDataSet) {
       });
   for (const int workers : {0, 2}) {
     const LoaderPlan plan = checked_plan(workers);
-    for (const auto& data : {whole, single, makes_nan, std::const_pointer_cast<Dataset>(memory_cache(whole, 1 << 20)),
-                             std::const_pointer_cast<Dataset>(disk_cache(whole, dir.path() / "cache", world))}) {
+    for (const auto& data :
+         {whole, single, makes_nan, memory_cache(whole, 1 << 20), disk_cache(whole, dir.path() / "cache", world)}) {
       EXPECT_EQ(first_error(data, plan), "sample 3" + expected);
     }
     EXPECT_EQ(first_error(subset(whole, {0, 1, 2, 4, 5, 6, 3, 8, 9, 10}), plan), "sample 6" + expected)

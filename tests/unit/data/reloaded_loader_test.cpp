@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -19,6 +20,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/epoch_begin.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -316,6 +318,120 @@ TEST(ReloadedLoader, LetsATrainingResumeBitwise) {
     }
     EXPECT_GT(largest_difference(train(ranks, {14}, false), straight), 0) << "the control";
   }
+}
+
+// The recipe "Larger batches later": a schedule of the accumulation.
+class ChangingBatch : public testing::Test {
+ protected:
+  struct Result {
+    std::vector<at::Tensor> weights{};
+    std::vector<std::int64_t> samples{};  // of the steps of the last start
+    std::vector<double> rates{};
+  };
+
+  /// Epochs 0 and 1 have steps of 4 samples, those after them of `later`.
+  Result train(int ranks, const std::vector<std::int64_t>& stops, std::int64_t later = 12, OptimConfig optim = {}) {
+    const TempDir dir;
+    Result result;
+    optim.lr_batch_size = 4;
+    for (const std::int64_t stop : stops) {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = plan_for(ranks, {.compute_setup = ComputeSetup::cpu,
+                                           .precision = Precision::fp64,
+                                           .max_epochs = 0,
+                                           .max_steps = stop,
+                                           .batch_size = 2,
+                                           .run_dir = dir.path() / "run",
+                                           .optim = optim});
+        TinyTask task(sgd({.lr = 0.01}));
+        ReloadedLoader data(
+            [&](std::int64_t epoch) -> std::unique_ptr<BatchSource> {
+              LoaderPlan of_epoch = plan.loader;
+              of_epoch.batch.global_batch_size = epoch < 2 ? 4 : later;
+              of_epoch.batch.global_is_given = true;
+              return std::make_unique<DataLoader>(tiny_data(26), of_epoch, world);
+            },
+            world, /*every_epochs=*/2);
+        Result mine;
+        Trainer trainer(plan, world);
+        trainer.on(Stage::step_start, [&](const StageContext& at) {
+          mine.samples.push_back(at.batches->global_samples);
+          EXPECT_EQ(std::ssize(at.batches->micro), (at.batches->global_samples + 2 * ranks - 1) / (2 * ranks));
+        });
+        trainer.on(Stage::step_end, [&](const StageContext& at) { mine.rates.push_back(at.step.lr); });
+        trainer.fit(task, data);
+        if (world.is_main()) {
+          mine.weights = weights_of(task);
+          result = std::move(mine);
+        }
+      });
+    }
+    return result;
+  }
+
+  static constexpr std::int64_t kSteps = 20;  // 7 + 7 of 4 samples, 3 + 3 of 12
+  static constexpr std::int64_t kSmallSteps = 14;
+};
+
+TEST_F(ChangingBatch, IsTheSameTrainingOnAnyNumberOfRanks) {
+  const std::vector<std::int64_t> samples{4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 4, 4, 2, 12, 12, 2, 12, 12, 2};
+  const Result one = train(1, {kSteps});
+  for (const int ranks : {1, 2, 3, 4}) {
+    const Result found = train(ranks, {kSteps});
+    EXPECT_EQ(found.samples, samples) << ranks << " ranks";
+    EXPECT_LE(largest_difference(found.weights, one.weights), 1e-12) << ranks << " ranks";
+  }
+  EXPECT_GT(largest_difference(train(1, {kSteps}, /*later=*/4).weights, one.weights), 1e-6) << "the control";
+}
+
+TEST_F(ChangingBatch, ResumesBitwiseInEpochsOfEachSize) {
+  const OptimConfig optim{.lr_scaling = LrScaling::linear, .loss_scaling = LrScaling::linear};
+  for (const int ranks : {1, 2, 4}) {
+    const Result straight = train(ranks, {kSteps}, 12, optim);
+    for (const std::int64_t stop : {1, 7, 13, 14, 15, 18}) {  // within epochs, at their ends, and around the change
+      const Result resumed = train(ranks, {stop, kSteps}, 12, optim);
+      EXPECT_EQ(largest_difference(resumed.weights, straight.weights), 0) << ranks << " ranks, stop " << stop;
+      EXPECT_EQ(resumed.samples, std::vector(straight.samples.begin() + stop, straight.samples.end()));
+      EXPECT_EQ(resumed.rates, std::vector(straight.rates.begin() + stop, straight.rates.end()));
+    }
+  }
+}
+
+TEST_F(ChangingBatch, IsFollowedByTheScalingOfRatesAndLosses) {
+  const Result by_rate = train(2, {kSteps}, 12, {.lr_scaling = LrScaling::linear});
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    EXPECT_DOUBLE_EQ(by_rate.rates.at(static_cast<std::size_t>(step)), step < kSmallSteps ? 0.01 : 0.03) << step;
+  }
+  // SGD cannot tell a scaled loss from a scaled learning rate.
+  const Result by_loss = train(2, {kSteps}, 12, {.loss_scaling = LrScaling::linear});
+  EXPECT_LE(largest_difference(by_loss.weights, by_rate.weights), 1e-12);
+  EXPECT_GT(largest_difference(by_loss.weights, train(2, {kSteps}).weights), 1e-6) << "the control";
+}
+
+TEST_F(ChangingBatch, IsTold) {
+  CapturedStderr captured;
+  train(1, {kSteps});
+  EXPECT_THAT(captured.text(), HasSubstr("the global batch is 12; it was 4 before"));
+}
+
+// Else two validations could not be compared.
+TEST(ReloadedLoader, StaysAtItsFirstLoaderInValidations) {
+  Session session = Session::single(in_memory({.max_epochs = 3, .batch_size = 4}));
+  TinyTask task;
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  std::vector<std::int64_t> made;
+  ReloadedLoader validation(
+      [&](std::int64_t epoch) -> std::unique_ptr<BatchSource> {
+        made.push_back(epoch);
+        return std::make_unique<DataLoader>(tiny_data(8), session.plan.eval_loader, session.world);
+      },
+      session.world);
+  int validations = 0;
+  Trainer trainer(session);
+  trainer.on(Stage::validation_end, [&](const StageContext&) { ++validations; });
+  trainer.fit(task, data, &validation);
+  EXPECT_EQ(validations, 3);
+  EXPECT_THAT(made, testing::ElementsAre(0));
 }
 
 }  // namespace

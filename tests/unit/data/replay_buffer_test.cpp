@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/replay_buffer.h>
@@ -80,6 +81,18 @@ TEST(ReplayBuffer, KeepsTheLastTransitions) {
   EXPECT_THAT(content(buffer), ElementsAre(16, 17, 18, 19, 20));
   buffer.add(transitions(21, 0));
   EXPECT_THAT(content(buffer), ElementsAre(16, 17, 18, 19, 20));
+}
+
+TEST(ReplayBuffer, TakesTransitionsOfInferenceMode) {
+  World world = World::single(c10::kCPU);
+  ReplayBuffer buffer(5, plan_of(8, 3), world);
+  {
+    const c10::InferenceMode playing;
+    buffer.add(transitions(0, 3));
+  }
+  buffer.add(transitions(3, 2));
+  EXPECT_THAT(content(buffer), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_FALSE(buffer.next()->micro.front().input.is_inference());
 }
 
 TEST(ReplayBuffer, DrawsUniformly) {
@@ -219,7 +232,7 @@ TEST(ReplayBuffer, RejectsWhatDoesNotFit) {
 class Actor final : public Callback {
  public:
   explicit Actor(ReplayBuffer& buffer, int rank) : buffer_(buffer), rank_(rank) {}
-  std::string_view name() const override { return "actor"; }
+  std::string name() const override { return "actor"; }
   std::uint32_t stages() const override { return static_cast<std::uint32_t>(Stage::step_end); }
   void on(const StageContext&) override {
     const auto x = at::sin(at::arange(8, at::kFloat) + static_cast<double>(++steps_ + 100 * rank_)).view({2, 4});

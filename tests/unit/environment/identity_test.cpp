@@ -66,7 +66,6 @@ TEST(Identity, ReadsOurOwnLauncher) {
                                           {"GROUP_WORLD_SIZE", "1"},
                                           {"LOCKSTEP_RUN_ID", "f00"},
                                           {"LOCKSTEP_CONTROL_FD", "3"},
-                                          {"LOCKSTEP_HALVINGS", "2"},
                                           {"LOCKSTEP_DEVICES", "1,3"}});
   const auto identity = detect_identity(Variables(values));
   ASSERT_TRUE(identity);
@@ -76,7 +75,6 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_EQ(identity->control_fd, 3);
   EXPECT_EQ(identity->store_fd, -1);
   EXPECT_EQ(identity->devices, "1,3");
-  EXPECT_EQ(identity->halvings, 2);
   EXPECT_FALSE(identity->agent_store);
   EXPECT_EQ(identity->restart, 0);
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);

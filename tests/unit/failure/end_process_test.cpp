@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <string>
 #include <thread>
 
@@ -35,6 +36,17 @@ TEST(EndProcessDeathTest, FlushesTheStreams) {
         end_process(kCode, [] { std::fputs("; last words", stdout); });
       },
       testing::ExitedWithCode(kCode), "kept in the stream; last words");
+}
+
+TEST(EndProcessDeathTest, FlushesStreamsThatHaveTheirOwnBuffer) {
+  EXPECT_EXIT(
+      {
+        dup2(STDERR_FILENO, STDOUT_FILENO);
+        std::ios::sync_with_stdio(false);
+        std::cout << "kept in the stream";
+        end_process(kCode);
+      },
+      testing::ExitedWithCode(kCode), "kept in the stream");
 }
 
 TEST(EndProcessDeathTest, DoesNotWaitForAReader) {

@@ -2,15 +2,22 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include "failure/deadlines.h"
 
 namespace lockstep {
 namespace {
@@ -133,6 +140,85 @@ TEST(Channel, WaitsBrieflyWithOtherMessagesAndThenGoesOn) {
   const auto waited = steady_clock::now() - begin;
   EXPECT_GE(waited, std::chrono::milliseconds(900));
   EXPECT_LT(waited, std::chrono::seconds(5));
+}
+
+std::vector<Message> all_of(const Channel& channel) {
+  std::vector<Message> received;
+  while (auto message = channel.receive()) {
+    received.push_back(std::move(*message));
+  }
+  return received;
+}
+
+/// No further message fits.
+void fill(const Channel& channel) {
+  const std::string big(Channel::kMaxText, 's');
+  for (int i = 0; i < 100; ++i) {
+    channel.send({.kind = Message::Kind::status, .text = big});
+  }
+  for (int i = 0; i < 10'000; ++i) {
+    channel.send({.kind = Message::Kind::status});
+  }
+}
+
+// A launcher that was suspended reads later: the training must not be a failed one then.
+TEST(Channel, NeverDropsTheEndOfARank) {
+  for (const Message::Kind kind : {Message::Kind::finished, Message::Kind::failure}) {
+    const auto [supervisor, worker] = make_channel_pair();
+    fill(worker);
+    std::promise<void> is_sent;
+    std::thread rank([&, &end = worker] {
+      end.send({.kind = kind, .text = "the end", .code = 75});
+      is_sent.set_value();
+    });
+    // The tested time: longer than other messages wait.
+    EXPECT_EQ(is_sent.get_future().wait_for(deadlines::kSend + std::chrono::milliseconds(500)),
+              std::future_status::timeout);
+    std::vector<Message> received = all_of(supervisor);
+    rank.join();
+    std::ranges::move(all_of(supervisor), std::back_inserter(received));
+    EXPECT_EQ(received.back().kind, kind);
+    EXPECT_EQ(received.back().text, "the end");
+  }
+}
+
+TEST(Channel, WaitsForNobodyWhoIsGone) {
+  auto [supervisor, worker] = make_channel_pair();
+  fill(worker);
+  std::thread rank([&end = worker] { end.send({.kind = Message::Kind::finished}); });
+  { const Channel gone = std::move(supervisor); }
+  rank.join();
+}
+
+TEST(Channel, WaitsOnceUntilThereWasRoom) {
+  const auto [supervisor, worker] = make_channel_pair();
+  fill(worker);
+  auto begin = steady_clock::now();
+  worker.send({.text = "dropped"});
+  EXPECT_GE(steady_clock::now() - begin, std::chrono::milliseconds(900));
+  begin = steady_clock::now();
+  for (int line = 0; line < 5; ++line) {
+    worker.send({.text = "dropped, too"});
+  }
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::milliseconds(900));
+  all_of(supervisor);
+  worker.send({.text = "there is room"});
+  EXPECT_EQ(all_of(supervisor).back().text, "there is room");
+}
+
+TEST(Channel, TellsTheSupervisorWhoSent) {
+  const auto [supervisor, worker] = make_channel_pair();
+  worker.send({.text = "from this process"});
+  const pid_t child = fork();
+  if (child == 0) {
+    worker.send({.text = "from another one"});
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(supervisor.receive().value().sender, getpid());
+  EXPECT_EQ(supervisor.receive().value().sender, child);
+  supervisor.send({.kind = Message::Kind::dump});
+  EXPECT_EQ(worker.receive().value().sender, 0) << "a rank does not need it";
 }
 
 TEST(Channel, SendingToADeadPeerIsHarmless) {

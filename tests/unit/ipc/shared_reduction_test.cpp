@@ -199,6 +199,36 @@ TEST(SharedReductionOfProcesses, AddsWhatOtherProcessesWrote) {
   EXPECT_EQ(wait_for(child), 0);
 }
 
+// docker pause, scontrol suspend: it goes on, and waits for the rest of its time.
+TEST(SharedReductionOfProcesses, DoesNotCountTheTimeInWhichItWasSuspended) {
+  constexpr milliseconds kTimeout{2000};
+  const SharedMemory memory = memory_for(2);
+  const pid_t parent = ::getpid();
+  std::array<int, 2> waits{};
+  ASSERT_EQ(::pipe(waits.data()), 0);
+  const pid_t child = start_process([&] {
+    SharedReduction reduction = make(memory.address(), 1, {parent, ::getpid()}, /*spins=*/true, kTimeout);
+    if (::write(waits[1], "x", 1) != 1) {
+      return false;
+    }
+    return reduce(reduction, 1, 2, /*step=*/0) == 0;
+  });
+  SharedReduction reduction = make(memory.address(), 0, {parent, child});
+  char byte = 0;
+  ASSERT_EQ(::read(waits[0], &byte, 1), 1);
+  std::this_thread::sleep_for(milliseconds(100));  // until it waits
+  ::kill(child, SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  std::this_thread::sleep_for(kTimeout + milliseconds(500));  // the tested time
+  ::kill(child, SIGCONT);
+  std::this_thread::sleep_for(milliseconds(300));  // it looks at its clock, every 20 ms
+  EXPECT_EQ(reduce(reduction, 0, 2, /*step=*/0), 0);
+  EXPECT_EQ(wait_for(child), 0);
+  ::close(waits[0]);
+  ::close(waits[1]);
+}
+
 // kill -9 at a random moment of the work: the survivor is told within a fraction of a second.
 TEST(SharedReductionOfProcesses, NoticesAKilledRankAtOnce) {
   std::minstd_rand random(7);

@@ -25,6 +25,7 @@
 #include "base/descriptor.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "supervise/process_state.h"
 #include "supervise/worker_process.h"
 #include "support/message_of.h"
 #include "support/presence.h"
@@ -64,6 +65,7 @@ class Supervisor {
     }
     pid_ = fork();
     if (pid_ == 0) {
+      setpgid(0, 0);  // as a job of a shell, which can be suspended
       dup2(pipes[0][1], STDOUT_FILENO);
       dup2(pipes[1][1], STDERR_FILENO);
       const LaunchReport report = launch_workers(request);
@@ -326,6 +328,87 @@ TEST(Launcher, ForwardsARequestToStop) {
   }
 }
 
+/// Two ranks, each a script that starts launch_child as its child: `script` finds it in $0.
+LaunchRequest by_script(const std::string& script) {
+  return {.argv = {"sh", "-c", script, LOCKSTEP_LAUNCH_CHILD},
+          .program = "/bin/sh",
+          .any_program = true,
+          .ranks_per_node = {2},
+          .grace = 300ms,
+          .environment = read_environment()};
+}
+
+std::size_t count_of(const std::string& text, const std::string& output) {
+  const auto lines = split(output, '\n');
+  return static_cast<std::size_t>(
+      std::ranges::count_if(lines, [&](const std::string& line) { return line.ends_with(text); }));
+}
+
+TEST(Launcher, StopsTheProgramThatAScriptStarted) {
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
+    SCOPED_TRACE(signal);
+    Supervisor supervisor(by_script("\"$0\" work:300; echo the script goes on"));
+    supervisor.wait_for_lines("ready", 2);
+    supervisor.send(signal);
+    EXPECT_EQ(supervisor.wait(), 75) << supervisor.err();
+    EXPECT_EQ(supervisor.failed_rank(), -1);
+    EXPECT_EQ(count_of("saved", supervisor.out()), 2U);
+    EXPECT_EQ(count_of("the script goes on", supervisor.out()), 2U);
+  }
+}
+
+// A batch system sends a signal to all processes of a job. It ends a script at once.
+TEST(Launcher, LetsAProgramSaveWhoseScriptHasEnded) {
+  Supervisor supervisor(by_script("\"$0\" work:300; echo the script goes on"));
+  for (const std::string& ready : supervisor.wait_for_lines("ready", 2)) {
+    kill(-getpgid(pid_in(ready)), SIGTERM);
+  }
+  EXPECT_EQ(supervisor.wait(), 75) << supervisor.err();
+  EXPECT_EQ(count_of("saved", supervisor.out()), 2U);
+  EXPECT_EQ(count_of("the script goes on", supervisor.out()), 0U);
+}
+
+// Also programs that never say that they have started.
+TEST(Launcher, InterruptsWhatAScriptWaitsFor) {
+  Supervisor supervisor(by_script("sh -c 'echo ready; exec sleep 1000'; exit 3"));
+  supervisor.wait_for_lines("ready", 2);
+  supervisor.send(SIGINT);
+  EXPECT_EQ(supervisor.wait(), 130) << supervisor.err();
+}
+
+bool comes_into_state(pid_t pid, char state) {
+  const auto limit = steady_clock::now() + kDeadline;
+  while (read_process_state(pid).state != state) {
+    if (steady_clock::now() > limit) {
+      return false;
+    }
+    std::this_thread::sleep_for(5ms);
+  }
+  return true;
+}
+
+// Ctrl-Z in a terminal, then fg.
+TEST(Launcher, SuspendsTheWholeJob) {
+  LaunchRequest request = request_for(2, {"work"});
+  request.stall_deadline = 1s;
+  Supervisor supervisor(request);
+  const auto ready = supervisor.wait_for_lines("ready", 2);
+  supervisor.send(SIGTSTP);
+  int status = 0;
+  ASSERT_EQ(waitpid(supervisor.pid(), &status, WUNTRACED), supervisor.pid());
+  EXPECT_TRUE(WIFSTOPPED(status));
+  for (const std::string& line : ready) {
+    EXPECT_TRUE(comes_into_state(pid_in(line), 'T'));
+  }
+  std::this_thread::sleep_for(1500ms);  // the tested time: longer than a stall
+  supervisor.send(SIGCONT);
+  for (const std::string& line : ready) {
+    EXPECT_TRUE(comes_into_state(pid_in(line), 'S'));
+  }
+  supervisor.send(SIGTERM);
+  EXPECT_EQ(supervisor.wait(), 75) << supervisor.err();
+}
+
 TEST(Launcher, BlamesNobodyWhoDiesOfAForwardedSignal) {
   Supervisor supervisor(request_for(2, {"wait"}));
   supervisor.wait_for_lines("ready", 2);
@@ -427,6 +510,18 @@ TEST(Launcher, EndsWhatAWorkerLeftInItsGroup) {
   Supervisor supervisor(request);
   EXPECT_EQ(supervisor.wait(), 0);
   EXPECT_TRUE(presence.ends_within(kDeadline));
+}
+
+TEST(Launcher, LetsTheProgramOfAReportFinish) {
+  const TempDir directory;
+  const std::string file = (directory.path() / "done").string();
+  // Ends when the other process has left the group of the rank.
+  const std::string leave = "{ setsid sh -c 'echo left; sleep 1; echo done >" + file + "' & } | read line; exit 3";
+  for (const bool may_finish : {false, true}) {
+    Supervisor supervisor(by_script((may_finish ? "export LOCKSTEP_MAY_FINISH=1; " : "") + leave));
+    EXPECT_EQ(supervisor.wait(), 3);
+    EXPECT_EQ(std::filesystem::exists(file), may_finish);
+  }
 }
 
 TEST(Launcher, EndsWellWithoutItsWatcher) {
@@ -538,6 +633,32 @@ TEST(Launcher, EndsAStallThoughItsQueueIsFull) {
   EXPECT_TRUE(presence.ends_within(kDeadline)) << "nobody reads the terminal, and no rank waits for it";
   EXPECT_EQ(supervisor.wait(), 124);
   EXPECT_EQ(supervisor.failed_rank(), 1);
+}
+
+TEST(Launcher, StopsRanksThatWaitForAReader) {
+  const TempDir directory;
+  const Presence presence(directory);
+  LaunchRequest request = request_for(2, {"talk"});
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
+  Supervisor supervisor(request);
+  EXPECT_FALSE(supervisor.ends_within(2500ms)) << "until its queue is full, and the ranks wait";
+  supervisor.send(SIGTERM);
+  EXPECT_TRUE(presence.ends_within(kDeadline)) << "nobody reads the terminal, the workers must end";
+  EXPECT_EQ(supervisor.wait(), 75);
+}
+
+TEST(Launcher, RestartsThoughItCannotLog) {
+  const TempDir directory;
+  LaunchRequest request = request_for(1, {"train:1:5"});
+  request.max_restarts = 1;
+  request.run_id = "r";
+  request.log_dir = directory.path();
+  request.routes = {{.out_in_file = true}};
+  std::filesystem::create_directories(directory.path() / "r");
+  std::ofstream(directory.path() / "r" / "attempt_1") << "no directory\n";
+  Supervisor supervisor(request);
+  EXPECT_EQ(supervisor.wait(), 0);
+  EXPECT_THAT(supervisor.err(), HasSubstr("warning: output of rank 0 is not logged: "));
 }
 
 TEST(Launcher, RestartsThoughNobodyReadsTheTerminal) {

@@ -113,7 +113,8 @@ TEST(NodeExchange, WarnsOfANameThatIsALoopbackAddressHere) {
   CapturedStderr captured;
   EXPECT_THROW(exchange_ranks_per_node(exchange, 1, std::chrono::milliseconds(300), signals), LaunchError);
   EXPECT_THAT(captured.text(),
-              HasSubstr("warning: the master address 127.1 is 127.0.0.1 on its own machine, which other machines"));
+              HasSubstr("warning: the master address 127.1 is 127.0.0.1 on its own machine, which other machines "
+                        "cannot reach"));
   CapturedStderr again;
   for (const char* meant : {"127.0.0.1", "localhost"}) {
     warn_of_loopback(meant);

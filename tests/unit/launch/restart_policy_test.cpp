@@ -33,10 +33,10 @@ TEST(RestartPolicy, RestartsSoOftenWithoutProgressAndWaitsLonger) {
   EXPECT_EQ(last.reason, "no progress in 8 restarts");
 }
 
-TEST(RestartPolicy, HalvesTheBatchOfRanksThatAskForItWithoutWaiting) {
+TEST(RestartPolicy, RestartsRanksThatFoundASmallerBatchWithoutWaiting) {
   LaunchReport report = failure("rank 1 failed: out of memory", 0, static_cast<int>(ExitCode::out_of_memory));
   report.explained = true;
-  RestartPolicy policy(0, /*can_halve=*/true);
+  RestartPolicy policy(0);
   for (int i = 1; i <= 30; ++i) {
     const RestartDecision decision = policy.after(report);
     EXPECT_TRUE(decision.restart && decision.halves);
@@ -44,10 +44,10 @@ TEST(RestartPolicy, HalvesTheBatchOfRanksThatAskForItWithoutWaiting) {
     EXPECT_EQ(policy.halvings(), i);
   }
   EXPECT_FALSE(policy.after(report).restart) << "no batch is that large";
-  EXPECT_FALSE(RestartPolicy(0, /*can_halve=*/false).after(report).restart);
+  EXPECT_FALSE(RestartPolicy(0, /*is_on_one_machine=*/false).after(report).restart);
   EXPECT_FALSE(policy.after(failure("rank 1 failed", 0, 1)).restart) << "no other failure";
   report.explained = false;
-  EXPECT_FALSE(RestartPolicy(0, /*can_halve=*/true).after(report).restart) << "the code of another program";
+  EXPECT_FALSE(RestartPolicy(0).after(report).restart) << "the code of another program";
 }
 
 TEST(RestartPolicy, RefillsByProgress) {

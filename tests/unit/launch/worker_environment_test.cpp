@@ -10,8 +10,7 @@ namespace {
 
 using Values = std::map<std::string, std::string, std::less<>>;
 
-const Attempt kAttempt{
-    .number = 2, .master_port = 4000, .halvings = 1, .run_id = "job", .launch_id = "f00d", .terminal_width = 80};
+const Attempt kAttempt{.number = 2, .master_port = 4000, .run_id = "job", .launch_id = "f00d", .terminal_width = 80};
 
 TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
   LaunchRequest request;
@@ -48,7 +47,6 @@ TEST(WorkerEnvironment, IsTorchrunsAndOurs) {
                            {"LOCKSTEP_LAUNCH_ID", "f00d"},
                            {"LOCKSTEP_RUN_ID", "job"},
                            {"LOCKSTEP_RESTART", "2"},
-                           {"LOCKSTEP_HALVINGS", "1"},
                            {"LOCKSTEP_CONTROL_FD", "3"},
                            {"LOCKSTEP_PROGRESS_FD", "4"},
                            {"LOCKSTEP_TERMINAL_WIDTH", "80"}};

@@ -70,6 +70,32 @@ TEST(GlobalNorm, OfAnyLayoutAndThreadsIsThatOfDoubles) {
   at::set_num_threads(threads);
 }
 
+// Ones are counted exactly, so this is the number of elements, whatever the chunks.
+TEST(GlobalNorm, ReadsAndScalesEveryElementOnce) {
+  constexpr std::int64_t kChunk = 1 << 15;
+  std::vector<at::Tensor> gradients;
+  std::int64_t elements = 0;
+  for (const std::int64_t size : {std::int64_t{0}, std::int64_t{1}, kChunk - 1, kChunk, kChunk + 1, std::int64_t{0},
+                                  9 * kChunk + 17, std::int64_t{5}, std::int64_t{0}}) {
+    gradients.push_back(at::ones({size}));
+    elements += size;
+    EXPECT_EQ(global_norm(gradients, at::kCPU).item<float>(), std::sqrt(static_cast<float>(elements))) << size;
+  }
+  const std::vector<at::Tensor> expected = mapped(gradients, [](const at::Tensor& ones) { return ones * 0.3F; });
+  scale_(gradients, at::full({}, 0.3F));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_TRUE(at::equal(gradients[i], expected[i])) << i;
+  }
+}
+
+TEST(GlobalNorm, IsInfiniteBeyondTheRangeOfFloat) {
+  const std::vector<at::Tensor> huge{at::full({4}, 3e38F)};
+  const at::Tensor norm = global_norm(huge, at::kCPU);
+  EXPECT_TRUE(std::isinf(norm.item<float>()));
+  scale_(huge, clip_factor(norm, 1.0));  // as torch.nn.utils.clip_grad_norm_
+  EXPECT_EQ(huge[0].abs().max().item<float>(), 0);
+}
+
 TEST(GlobalNorm, OfAViewWithGapsReadsNothingBetweenThem) {
   const at::Tensor all = at::full({4, 3}, 5.0F);
   const std::vector<at::Tensor> column{all.select(1, 1)};

@@ -15,6 +15,7 @@
 
 #include "optim/param_groups.h"
 #include "support/captured_stderr.h"
+#include "support/message_of.h"
 #include "support/tensors.h"
 
 namespace lockstep {
@@ -337,6 +338,33 @@ TEST(OptimizerStateKinds, RejectOtherOptimizers) {
   EXPECT_THAT([&] { optimizer_state(built); },
               ThrowsMessage<CheckpointError>(HasSubstr("OwnOptimizer is not supported")));
   EXPECT_THAT([&] { load_optimizer_state(built, {}); }, ThrowsMessage<CheckpointError>(HasSubstr("OwnOptimizer")));
+}
+
+/// Derived from an optimizer of torch, and with more state than that.
+template <class Base, class Options>
+class Derived final : public Base {
+ public:
+  explicit Derived(ParamGroups groups) : Base(std::move(groups), Options(0.1)) {}
+};
+
+template <class Base, class Options>
+std::string refusal_of_derived() {
+  OptimizerSpec spec = OptimizerFactory(
+      [](ParamGroups groups) -> OptimizerPtr { return std::make_unique<Derived<Base, Options>>(std::move(groups)); });
+  BuiltOptimizer built = build_optimizer(spec, make_parameters());
+  return message_of<CheckpointError>([&] { optimizer_state(built); });
+}
+
+// Its state would be read as that of the base class, or saved only in part.
+TEST(OptimizerStateKinds, RejectClassesDerivedFromAKnownOne) {
+  namespace optim = torch::optim;
+  for (const std::string& text :
+       {refusal_of_derived<optim::SGD, optim::SGDOptions>(), refusal_of_derived<optim::AdamW, optim::AdamWOptions>(),
+        refusal_of_derived<optim::Adam, optim::AdamOptions>(),
+        refusal_of_derived<optim::LBFGS, optim::LBFGSOptions>()}) {
+    EXPECT_THAT(text, HasSubstr("Derived"));
+    EXPECT_THAT(text, HasSubstr("and no class derived from it"));
+  }
 }
 
 }  // namespace

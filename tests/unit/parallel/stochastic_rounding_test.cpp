@@ -83,6 +83,26 @@ TEST(StochasticRounding, DependsOnKeyAndPositionAlone) {
   EXPECT_TRUE(at::equal(generator.get_state(), before));
 }
 
+// Any bits are floats. Of NaN, LibTorch keeps no bits.
+TEST(StochasticRounding, OfTheHostIsThatOfOperationsOnTensors) {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int32_t>::min();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float largest = std::numeric_limits<float>::max();
+  const auto special = at::tensor({0.0F, -0.0F, infinity, -infinity, largest, -largest, 0x1p-149F}).repeat({20});
+  for (const std::int64_t size : {0, 1, 7, 31, 32, 33, 1000, 70'001}) {
+    const auto values = at::cat({at::randint(kLeast, -kLeast, {size}, generator, at::kInt).view(at::kFloat), special});
+    for (const std::uint64_t key : {std::uint64_t{0}, ~std::uint64_t{0}, splitmix(1), splitmix(2)}) {
+      const auto found = stochastically_rounded(values, key);
+      const auto expected = rounded_by_operations(values, key);
+      const auto nan = values.isnan();
+      EXPECT_TRUE(at::equal(found.isnan(), nan)) << size;
+      EXPECT_TRUE(at::equal(found.view(at::kShort).masked_fill(nan, 0), expected.view(at::kShort).masked_fill(nan, 0)))
+          << size << " values, key " << key;
+    }
+  }
+}
+
 TEST(StochasticRounding, TakesNothing) { EXPECT_EQ(stochastically_rounded(at::empty({0}), 1).numel(), 0); }
 
 }  // namespace

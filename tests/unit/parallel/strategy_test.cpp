@@ -1,4 +1,9 @@
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -6,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
@@ -15,6 +21,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/strategy.h>
 
+#include "optim/grad_norm.h"
 #include "parallel/ddp.h"
 #include "parallel/parameter_sync.h"
 #include "parallel/single_device.h"
@@ -794,6 +801,122 @@ TEST(ComplexParameters, AreTrainedByEveryNumberOfRanks) {
         ASSERT_LE(largest_difference(found.b, whole.b), tolerance);
       });
     }
+  }
+}
+
+/// What happens to the gradients between finish() and step().
+enum class Clipping { none, norm, value, group };
+
+struct SkipCase {
+  at::ScalarType dtype = at::kFloat;
+  double value = 0;  // of two gradients
+  Clipping clipping = Clipping::none;
+};
+
+/// Whether the step was skipped. `parameter`: set to the values after it, which were zeros.
+bool is_skipped(SingleDevice& strategy, const SkipCase& c, at::Tensor& parameter) {
+  struct Two : torch::nn::Module {
+    explicit Two(at::ScalarType dtype) {
+      first = register_parameter("first", at::zeros({40}, dtype));
+      second = register_parameter("second", at::zeros({3}, dtype));
+    }
+    at::Tensor first, second;
+  } two(c.dtype);
+  OptimizerSpec spec(sgd({.lr = 0.25}));
+  if (c.clipping == Clipping::group) {
+    spec.groups = {{.select = named("first"), .max_grad_norm = 1}, {.select = named("second")}};
+  }
+  strategy.prepare(two, {&spec, 1});
+  StrategyOptimizer& optimizer = strategy.optimizer();
+  optimizer.zero_grad();
+  optimizer.begin_forward(Gradients::reduce);
+  optimizer.backward(two.first.sum() + two.second.sum());
+  two.first.mutable_grad().slice(0, 7, 9).fill_(c.value);
+  optimizer.finish();
+  optimizer.clip_groups();
+  if (c.clipping == Clipping::norm) {
+    optimizer.scale_grads(clip_factor(optimizer.grad_norm(), 1));
+  } else if (c.clipping == Clipping::value) {
+    optimizer.clamp_grads(1);
+  }
+  optimizer.step();
+  parameter = at::cat({two.first, two.second}).detach().clone();
+  return optimizer.skipped().item<float>() == 1;
+}
+
+// A norm that is not finite is not enough: squares overflow.
+TEST(NonFiniteSkip, SkipsIfAndOnlyIfAGradientIsNotFinite) {
+  const std::vector<std::pair<at::ScalarType, double>> largest{{at::kFloat, 0x1.fffffep127},
+                                                               {at::kDouble, 0x1.fffffffffffffp1023},
+                                                               {at::kHalf, 65504},
+                                                               {at::kBFloat16, 0x1.fep127}};
+  for (const int ranks : {1, 2}) {
+    for (const auto& [dtype, most] : largest) {
+      for (const double value : {0.5, 1e4, most, -most, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+        for (const Clipping clipping : {Clipping::none, Clipping::norm, Clipping::value, Clipping::group}) {
+          for (const bool sharded : {false, true}) {
+            if (sharded && ranks == 1) {
+              continue;
+            }
+            thread_world(ranks, [&, dtype = dtype](World& world) {
+              const OptimConfig config{.non_finite = NonFinitePolicy::skip};
+              const std::unique_ptr<SingleDevice> strategy =
+                  ranks == 1 ? std::make_unique<SingleDevice>(config, DistConfig{}, world)
+                             : std::make_unique<Ddp>(config, DistConfig{.shard_optimizer = sharded}, world);
+              at::Tensor parameter;
+              const bool skipped = is_skipped(*strategy, {dtype, value, clipping}, parameter);
+              const auto text = fmt::format("{} of {}, clipping {}, {} ranks, sharded {}", value, c10::toString(dtype),
+                                            static_cast<int>(clipping), ranks, sharded);
+              EXPECT_EQ(skipped, !std::isfinite(value)) << text;
+              EXPECT_TRUE(parameter.isfinite().all().item<bool>()) << text;
+              if (skipped) {
+                EXPECT_TRUE(at::equal(parameter, at::zeros_like(parameter))) << text;
+              } else if (clipping == Clipping::none || clipping == Clipping::value) {
+                EXPECT_TRUE(parameter.ne(0).all().item<bool>()) << text;
+              }
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<std::string>& operations() {
+  static std::vector<std::string> names;
+  return names;
+}
+
+/// LibTorch's check for NaN and infinity, which also writes, in a step of one thread whose first gradient is `value`.
+std::ptrdiff_t checks_that_write(double value, double max_norm) {
+  torch::nn::Linear model(3, 2);
+  World world = World::single(c10::Device(c10::kCPU));
+  SingleDevice strategy({.non_finite = NonFinitePolicy::skip}, {}, world);
+  const OptimizerSpec spec(sgd({.lr = 0.1}));
+  strategy.prepare(*model, {&spec, 1});
+  StrategyOptimizer& optimizer = strategy.optimizer();
+  optimizer.begin_forward(Gradients::reduce);
+  optimizer.backward(model(at::ones({1, 3})).sum());
+  model->weight.mutable_grad()[0][0] = value;
+  operations().clear();
+  const auto callback = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        operations().emplace_back(function.name());
+        return nullptr;
+      }));
+  optimizer.finish();
+  if (max_norm > 0) {
+    optimizer.scale_grads(clip_factor(optimizer.grad_norm(), max_norm));
+  }
+  optimizer.step();
+  at::removeCallback(callback);
+  return std::ranges::count(operations(), "aten::_amp_foreach_non_finite_check_and_unscale_");
+}
+
+TEST(NonFiniteSkip, OnlyReadsFiniteGradients) {
+  for (const double max_norm : {0.0, 1e-3}) {
+    EXPECT_EQ(checks_that_write(1, max_norm), 0) << max_norm;
+    EXPECT_EQ(checks_that_write(HUGE_VAL, max_norm), 1) << "control, " << max_norm;
   }
 }
 

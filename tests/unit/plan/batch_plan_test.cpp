@@ -88,7 +88,10 @@ TEST(BatchPlan, KeepsTheGlobalBatchWhenItsMicroBatchesAreHalved) {
        "2 = 1 per rank x 2 micro-batches x 1 rank"},
   };
   for (const Halved& c : cases) {
-    const BatchPlan plan = halve_batch(c.from, c.times, c.ranks);
+    BatchPlan plan = c.from;
+    for (int time = 0; time < c.times; ++time) {
+      plan = halve_batch(plan, largest_micro_batch(plan, c.ranks), c.ranks);
+    }
     EXPECT_EQ(plan.global_batch_size, c.from.global_batch_size) << c.explanation;
     EXPECT_EQ(plan.batch_size, c.batch_size) << c.explanation;
     EXPECT_EQ(plan.accumulation, c.accumulation) << c.explanation;

@@ -61,10 +61,16 @@ TEST(Describe, NamesPartsOfTheData) {
   std::string text = describe(resolve(config, no_gpu(), std::nullopt));
   EXPECT_THAT(text, HasSubstr("data         keyed order, shuffled, 10% of all steps per epoch, 2 workers per rank"));
   EXPECT_THAT(text, HasSubstr("validation   every epoch, 50 steps, if fit() gets validation data\n"));
-  config = {.data = {.steps_per_epoch = 50}, .validate = {.max_batches = StepCount::percent(12.5)}};
+  EXPECT_THAT(text, testing::Not(HasSubstr("\ntest ")));
+  config = {.data = {.steps_per_epoch = 50},
+            .validate = {.max_batches = StepCount::percent(12.5)},
+            .test = {.max_batches = 7},
+            .predict = {.max_batches = StepCount::percent(10)}};
   text = describe(resolve(config, no_gpu(), std::nullopt));
   EXPECT_THAT(text, HasSubstr("data         keyed order, shuffled, 50 steps per epoch, 2 workers per rank"));
-  EXPECT_THAT(text, HasSubstr("validation   every epoch, 12.5% of all steps, if fit() gets validation data\n"));
+  EXPECT_THAT(text, HasSubstr("validation   every epoch, 12.5% of all steps, if fit() gets validation data\n"
+                              "test         the first 7 steps\n"
+                              "prediction   the first 10% of all steps\n"));
 }
 
 TEST(Describe, NamesTheMetricsThatDecide) {

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-TEST(FastDevRun, LimitsTrainingAndValidationAndTurnsFilesOff) {
+TEST(FastDevRun, LimitsEveryLoopAndTurnsFilesOff) {
   const TrainConfig asked{.compute_setup = ComputeSetup::cpu,
                           .max_epochs = 90,
                           .max_steps = 7,
@@ -14,6 +14,7 @@ TEST(FastDevRun, LimitsTrainingAndValidationAndTurnsFilesOff) {
                           .fast_dev_run = 4,
                           .fresh = true,
                           .validate = {.every_epochs = 2, .at_start = true},
+                          .predict = {.max_batches = 99},
                           .report = {.tensorboard = true, .record = 5, .log_dir = "logs"}};
   const Plan plan = resolve(asked, {.cores = 4}, std::nullopt);
   const TrainConfig& config = plan.config;
@@ -22,6 +23,8 @@ TEST(FastDevRun, LimitsTrainingAndValidationAndTurnsFilesOff) {
   EXPECT_EQ(config.min_epochs, 0);
   EXPECT_EQ(config.validate.every_steps, 4);
   EXPECT_EQ(config.validate.max_batches, 4);
+  EXPECT_EQ(config.test.max_batches, 4);
+  EXPECT_EQ(config.predict.max_batches, 4);
   EXPECT_FALSE(config.validate.at_start);
   EXPECT_FALSE(config.checkpoint.enabled || config.report.jsonl || config.report.csv || config.report.tensorboard);
   EXPECT_EQ(config.report.record, 0);

@@ -140,6 +140,10 @@ TEST(MemoryPlan, RecommendsOnlyWhatIsEnough) {
                      Field(&Problem::hint,
                            "use --dist.shard_optimizer true (then 58.7 GiB), --precision bf16 (then 52.2 GiB) "
                            "or the optimizer adafactor (then 52.2 GiB)"))));
+  Hardware uneven = eight_gpus();
+  uneven.gpus[1].free_bytes = 10 * kGiB;
+  EXPECT_THAT(lack_of({}, uneven, 7 * kBillion),
+              Optional(Field(&Problem::what, HasSubstr("and has 10.0 GiB to 80.0 GiB on cuda:0, cuda:1"))));
   EXPECT_THAT(lack_of({}, one_gpu(), 15 * kBillion),
               Optional(Field(&Problem::hint, "use --precision bf16 and the optimizer adafactor (then 55.9 GiB)")));
   EXPECT_THAT(lack_of({}, one_gpu(), 70 * kBillion),

@@ -150,7 +150,7 @@ TEST(Resolve, SaysWhyNoGpuCanBeUsed) {
       refusal(config, no_gpu()),
       "--compute_setup gpu: no GPU can be used: no NVIDIA driver | use --compute_setup cpu, or --allow_fallback true");
   EXPECT_THAT(refusal(config, seen_through(eight_gpus(), "")), HasSubstr("CUDA_VISIBLE_DEVICES=\"\" hides"));
-  EXPECT_THAT(refusal(config, not_built), HasSubstr("built without CUDA | build lockstep with"));
+  EXPECT_THAT(refusal(config, not_built), HasSubstr("lockstep was built without CUDA | build lockstep with"));
   EXPECT_THAT(refusal(config, with_unusable(2, {0, 1})), HasSubstr("all 2 are prohibited or exclusively in use"));
   EXPECT_THAT(refusal({.devices = {0, 1}}, no_gpu()), StartsWith("--devices 0,1: no GPU can be used"));
 }
@@ -541,19 +541,31 @@ TEST(Resolve, WarnsOfSettingsThatOnlyAProgramThatStartsItsRanksReads) {
       .dist = {.grace_s = 7, .max_restarts = 2}, .memory = {.halve_batch = true}, .report = {.log_dir = "logs"}};
   const std::string why = "torchrun started the ranks, and it is for programs that start their ranks themselves";
   EXPECT_THAT(resolve(config, no_gpu(), launched(0, 2)).warnings,
-              ElementsAre("--memory.halve_batch has no effect: " + why, "--dist.max_restarts has no effect: " + why,
-                          "--dist.grace_s has no effect: " + why, "--report.log_dir has no effect: " + why));
+              ElementsAre("--dist.max_restarts has no effect: " + why, "--dist.grace_s has no effect: " + why,
+                          "--report.log_dir has no effect: " + why));
   EXPECT_THAT(resolve({}, no_gpu(), launched(0, 2)).warnings, IsEmpty());
   Identity by_tool = launched(0, 2);
   by_tool.control_fd = 3;
-  by_tool.halvings = 0;
-  EXPECT_THAT(resolve({.memory = {.halve_batch = true}}, no_gpu(), by_tool).warnings, IsEmpty());
   EXPECT_THAT(resolve({.dist = {.max_restarts = 2}}, no_gpu(), by_tool).warnings,
               ElementsAre("--dist.max_restarts has no effect: lockstep run started the ranks, and it is for programs "
                           "that start their ranks themselves; use lockstep run --max-restarts"));
   by_tool.devices = "cpu";
   EXPECT_THAT(resolve(config, no_gpu(), by_tool).warnings, IsEmpty()) << "started by this program";
   EXPECT_THAT(resolve(config, no_gpu(), kAlone).warnings, IsEmpty());
+}
+
+TEST(Resolve, WarnsOfASmallerBatchThatNoFileRemembers) {
+  const TrainConfig asked{.memory = {.halve_batch = true}};
+  EXPECT_THAT(resolve(asked, no_gpu(), kAlone).warnings, IsEmpty());
+  TrainConfig trial = asked;
+  trial.fast_dev_run = 2;
+  TrainConfig steps = asked;
+  steps.max_steps = 2;
+  steps.barebones = true;
+  for (const TrainConfig& config : {trial, steps}) {
+    EXPECT_THAT(resolve(config, no_gpu(), kAlone).warnings,
+                ElementsAre(HasSubstr("--memory.halve_batch remembers nothing: this run writes no files")));
+  }
 }
 
 TEST(Resolve, SaysWhatSomebodyForgot) {

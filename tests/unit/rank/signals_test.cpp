@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 namespace lockstep {
@@ -42,6 +43,24 @@ TEST(SignalScopeDeathTest, EndsTheProcessBeforeTheTraining) {
     };
     EXPECT_EXIT(wait(), testing::ExitedWithCode(code),
                 "stopped by signal " + std::to_string(signal) + ".*before the training began");
+  }
+}
+
+// A simulator, or a loader of the program's own. The other signals reach a whole job, and it must help to save.
+TEST(SignalScope, LetsAForkedChildEndBySigterm) {
+  for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+    TrainControl control;
+    const SignalScope scope(control);
+    EXPECT_EQ(control.stop_requested(), StopKind::none);
+    const pid_t child = fork();
+    if (child == 0) {
+      raise(number);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, number == SIGTERM ? SIGTERM : 0) << strsignal(number);
+    EXPECT_EQ(control.stop_requested(), StopKind::none);
   }
 }
 

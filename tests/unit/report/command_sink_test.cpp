@@ -41,14 +41,30 @@ TEST(CommandSink, SendsEveryRowAndWaitsForTheProgram) {
     // It is slow to begin and slow to end.
     const auto sink = command_sink(
         "sleep 0.2; cat > '" + file.string() + ".part'; mv '" + file.string() + ".part' '" + file.string() + "'",
-        read_environment(), "runs/first", 10);
+        read_environment(), "runs/first", 10,
+        std::vector<RunSetting>{{"nprocs", "2"},
+                                {"seed", "18446744073709551615"},
+                                {"optim.lr", "0.05"},
+                                {"checkpoint.async", "true"},
+                                {"weight", ""},
+                                {"limit", "inf"},
+                                {"hidden", "64", /*is_text=*/true}});
     sink->write(20, row());
     sink->write(30, row());
   });
   EXPECT_EQ(text, "");
   const auto lines = split(read_file(real_file_system(), file), '\n');
   ASSERT_EQ(lines.size(), 4U);
-  EXPECT_EQ(parse_json(lines[0]), (Json{{"run_dir", "runs/first"}, {"resume_step", 10}}));
+  EXPECT_EQ(parse_json(lines[0]), (Json{{"run_dir", "runs/first"},
+                                        {"resume_step", 10},
+                                        {"settings",
+                                         {{"nprocs", 2},
+                                          {"seed", 18446744073709551615U},
+                                          {"optim.lr", 0.05},
+                                          {"checkpoint.async", true},
+                                          {"weight", ""},
+                                          {"limit", "inf"},
+                                          {"hidden", "64"}}}}));
   EXPECT_EQ(parse_json(lines[1]).at("step"), 20);
   EXPECT_EQ(parse_json(lines[1]).at("loss"), 1.0 / 3);
   EXPECT_EQ(parse_json(lines[1]).at("worst"), "NaN");
@@ -87,8 +103,9 @@ TEST(CommandSink, WarnsOnceAboutAProgramThatFails) {
 }
 
 TEST(CommandSink, EndsAProgramThatGoesOn) {
-  const std::string text = logged(
-      [] { command_sink("cat > /dev/null; sleep 1000", read_environment(), "r", 0, std::chrono::milliseconds(100)); });
+  const std::string text = logged([] {
+    command_sink("cat > /dev/null; sleep 1000", read_environment(), "r", 0, {}, std::chrono::milliseconds(100));
+  });
   EXPECT_THAT(text, HasSubstr("did not end 0.1 s after its input: it is ended"));
 }
 

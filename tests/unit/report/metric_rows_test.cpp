@@ -1,12 +1,15 @@
 #include "report/metric_rows.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/report/metric_sink.h>
 
 #include "base/mapped.h"
@@ -128,7 +131,8 @@ TEST(MetricRows, MeasuresTheTimePerStep) {
   const MetricRows rows = parse_metric_lines(
       "{\"step\":10,\"time\":\"2026-11-21T10:00:00.000Z\",\"loss\":1}\n"
       "{\"step\":30,\"time\":\"2026-11-21T10:00:05.000Z\",\"loss\":1}\n");
-  EXPECT_DOUBLE_EQ(rows.step_s, 0.25);
+  EXPECT_DOUBLE_EQ(rows.step_seconds(0), 0.25);
+  EXPECT_EQ(rows.step_seconds(rows.last_time), 0) << "one row is not enough";
   EXPECT_DOUBLE_EQ(rows.last_time, *parse_utc_time("2026-11-21T10:00:05.000Z"));
 }
 
@@ -145,6 +149,30 @@ TEST(MetricRows, ReadsOnlyTheEndOfALargeFile) {
   EXPECT_GT(end->find("loss")->steps.size(), 5U);
   EXPECT_LT(end->find("loss")->steps.size(), 100U);
   EXPECT_FALSE(read_metric_rows(real_file_system(), temp.path())->partial);
+}
+
+TEST(MetricRows, AreThoseOfTheFileThatIsStillWritten) {
+  const TempDir temp;
+  const auto write = [&](const auto& sink, std::int64_t step) {
+    sink->write(step, std::vector<MetricValue>{{"a", 1}});
+  };
+  const auto lines = temp.path() / "metrics.jsonl";
+  const auto table = temp.path() / "metrics.csv";
+  write(jsonl_sink(real_file_system(), lines, 0), 30);
+  write(csv_sink(real_file_system(), table, 0), 64);
+  const auto last_step = [&] { return read_metric_rows(real_file_system(), temp.path())->last_step; };
+  EXPECT_EQ(last_step(), 30) << "both were written at the same time";
+  std::filesystem::last_write_time(table, std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+  EXPECT_EQ(last_step(), 64);
+  std::filesystem::last_write_time(lines, std::filesystem::file_time_type::clock::now() + std::chrono::seconds(5));
+  EXPECT_EQ(last_step(), 30);
+  write_text(lines, "");
+  EXPECT_EQ(last_step(), 64) << "no row";
+  std::filesystem::remove(lines);
+  std::filesystem::create_symlink("metrics.csv", lines);  // is not read
+  EXPECT_EQ(last_step(), 64);
+  std::filesystem::remove(table);
+  EXPECT_THROW(last_step(), IoError);
 }
 
 TEST(MetricRows, ReadsALastRowThatIsLongerThanTheEnd) {
@@ -180,6 +208,21 @@ TEST(RankTimes, AreSumsOverTheSteps) {
                                             testing::Pair("other", testing::DoubleNear(0.1, 1e-9))));
   EXPECT_EQ(times[1].rank, 1);
   EXPECT_THAT(times[1].seconds[0], Part("data", 2.5));
+}
+
+TEST(RankTimes, CountTheStepsOfTheColumn) {
+  const auto seconds = [](std::string_view text) { return parse_rank_times(text).at(0).seconds; };
+  const auto first = seconds("step,rank,steps,step_ms,data_ms\n20,0,20,100,25\n25,0,5,100,25\n");
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[0].first, "data");
+  EXPECT_DOUBLE_EQ(first[0].second, 0.625);
+  EXPECT_DOUBLE_EQ(first[1].second, 1.875);
+  const auto off_and_on = seconds("step,rank,steps,step_ms,data_ms\n20,0,20,100,0\n40,0,20,100,0\n14020,0,20,100,0\n");
+  EXPECT_DOUBLE_EQ(off_and_on[1].second, 6);
+  // An earlier version has begun the file.
+  const auto continued = seconds("step,rank,step_ms,data_ms,steps\n20,0,100,0,\n40,0,100,0,\n140,0,100,0,10\n");
+  ASSERT_EQ(continued.size(), 2U);
+  EXPECT_DOUBLE_EQ(continued[1].second, 5);
 }
 
 TEST(RankTimes, OfARankThatCameWithAResumeBeginThere) {

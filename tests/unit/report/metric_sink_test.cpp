@@ -1,5 +1,6 @@
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -108,13 +109,13 @@ TEST_F(CsvSink, WidensTheFileForNewColumns) {
   EXPECT_EQ(text(), "step,loss,val_loss,\"a,\"\"b\"\"\",lr\n1,0.5,,,\n2,NaN,0.30000000000000004,2,\n3,,,,-Infinity\n");
 }
 
-// As an editor or a spreadsheet saves it.
+// As an editor or a spreadsheet may save it, in the same file.
 TEST_F(CsvSink, WidensAFileWithoutALastLineFeed) {
   const auto sink = csv_sink(fs_, file_, 0);
   const MetricValue first[] = {{"a", 2}};
   const MetricValue second[] = {{"a", 3}, {"b", 4}};
   sink->write(1, first);
-  put("step,a\n1,2");
+  std::ofstream(file_) << "step,a\n1,2";
   sink->write(2, second);
   EXPECT_EQ(text(), "step,a,b\n1,2,\n2,3,4\n");
 }
@@ -141,9 +142,28 @@ TEST_F(CsvSink, SaysThatItsFileWasDeletedAndBeginsItAgain) {
   std::filesystem::remove(file_);
   CapturedStderr captured;
   sink->write(2, metrics);
-  EXPECT_THAT(captured.text(), HasSubstr(file_.string() + " was deleted; the run goes on without these rows"));
+  EXPECT_THAT(captured.text(),
+              HasSubstr(file_.string() + " was deleted or replaced; the run goes on without these rows"));
   sink->write(3, metrics);
   EXPECT_EQ(text(), "step,loss\n3,0.5\n");
+}
+
+// As an editor, `sed -i` or rsync saves it.
+TEST_F(CsvSink, GoesOnInTheFileThatReplacesItsOwn) {
+  const MetricValue metrics[] = {{"loss", 0.5}};
+  for (const bool is_csv : {true, false}) {
+    const auto sink = is_csv ? csv_sink(fs_, file_, 0) : jsonl_sink(fs_, file_, 0);
+    sink->write(1, metrics);
+    const std::string before = text();
+    write_file(fs_, file_, before);
+    CapturedStderr captured;
+    sink->write(2, metrics);
+    EXPECT_THAT(captured.text(), HasSubstr("was deleted or replaced"));
+    EXPECT_EQ(text(), before);
+    sink->write(3, metrics);
+    EXPECT_TRUE(text().starts_with(before) && text().size() > before.size()) << text();
+    std::filesystem::remove(file_);
+  }
 }
 
 // A file of another kind with this name neither ends a run nor is lost.

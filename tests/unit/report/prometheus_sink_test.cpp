@@ -25,7 +25,19 @@ TEST(PrometheusSink, HasTheLastValueOfEveryMetric) {
             "# TYPE lockstep_loss gauge\nlockstep_loss{run=\"a \\\"b\\\"\"} 0.25\n"
             "# TYPE lockstep_lr gauge\nlockstep_lr{run=\"a \\\"b\\\"\"} 0.001\n"
             "# TYPE lockstep_val_loss gauge\nlockstep_val_loss{run=\"a \\\"b\\\"\"} NaN\n"
-            "# TYPE lockstep_top_5 gauge\nlockstep_top_5{run=\"a \\\"b\\\"\"} -Inf\n");
+            "# TYPE lockstep_top_5 gauge\nlockstep_top_5{run=\"a \\\"b\\\"\",name=\"top-5\"} -Inf\n");
+}
+
+TEST(PrometheusSink, KeepsMetricsApartWhoseNamesItCannotWrite) {
+  const TempDir dir;
+  const auto file = dir.path() / "metrics.prom";
+  const auto sink = prometheus_sink(real_file_system(), file, "a");
+  sink->write(20, std::vector<MetricValue>{{"准确率", 0.5}, {"a/b", 1}, {"召回率", 0.25}, {"a_b", 2}});
+  EXPECT_EQ(read_file(real_file_system(), file),
+            "# TYPE lockstep_step gauge\nlockstep_step{run=\"a\"} 20\n"
+            "# TYPE lockstep__________ gauge\nlockstep__________{run=\"a\",name=\"准确率\"} 0.5\n"
+            "lockstep__________{run=\"a\",name=\"召回率\"} 0.25\n"
+            "# TYPE lockstep_a_b gauge\nlockstep_a_b{run=\"a\",name=\"a/b\"} 1\nlockstep_a_b{run=\"a\"} 2\n");
 }
 
 TEST(PrometheusSink, WarnsOnceWhereItCannotWrite) {

@@ -132,16 +132,16 @@ TEST(StepRecords, AreRejectedIfDamagedInTheMiddle) {
 
   MemoryFileSystem fs;
   overwrite(fs, "");
-  EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 0: the file has no complete record"));
+  EXPECT_THAT(damage(fs), StartsWith("/records-1.bin record 0: the file has no complete record"));
   overwrite(fs, text.substr(64));
-  EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 0: a step comes before format and rank"));
+  EXPECT_THAT(damage(fs), StartsWith("/records-1.bin record 0: a step comes before format and rank"));
   overwrite(fs, text.substr(0, 128) + text.substr(64, 128));
-  EXPECT_THAT(damage(fs), StartsWith("records-1.bin record 2: its step is not higher than the previous one"));
+  EXPECT_THAT(damage(fs), StartsWith("/records-1.bin record 2: its step is not higher than the previous one"));
   std::string bad = text;
   bad[70] = 'x';
   overwrite(fs, bad);
   EXPECT_THAT(damage(fs),
-              StartsWith("records-1.bin record 1: its checksum does not match, and more records follow it"));
+              StartsWith("/records-1.bin record 1: its checksum does not match, and more records follow it"));
 }
 
 TEST(StepRecords, ContinueAfterAFailedWrite) {

@@ -99,6 +99,18 @@ class TensorboardFiles : public testing::Test {
   TempDir dir_;
 };
 
+// TensorBoard reads them in this order.
+TEST_F(TensorboardFiles, AreNamedInTheOrderOfTheirStartsAlsoIfTheClockWasSetBack) {
+  const std::string ahead = "events.out.tfevents.4000000000.lockstep";
+  write_file(real_file_system(), dir_.path() / ahead, "");
+  for (int start = 0; start < 2; ++start) {
+    tensorboard_sink(real_file_system(), dir_.path(), /*resume_step=*/0, "");
+  }
+  ASSERT_EQ(files().size(), 3U);
+  EXPECT_EQ(files()[0].filename(), ahead);
+  EXPECT_EQ(files()[1].filename(), "events.out.tfevents.4000000001.lockstep");
+}
+
 TEST_F(TensorboardFiles, HoldVersionStartConfigurationAndScalars) {
   const auto sink = tensorboard_sink(real_file_system(), dir_.path(), /*resume_step=*/300, "lr = 1");
   const std::vector<MetricValue> metrics{{"loss", 0.5}, {"lr", 1e-3}};

@@ -16,6 +16,7 @@
 
 #include "base/io_error.h"
 #include "support/forwarding_file_system.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -199,6 +200,13 @@ TEST_F(RunDirectoryTest, IsFreeWhenItsOwnerIsGone) {
   { const RunDirectory first(fs_, run_, kFirst); }
   EXPECT_NE(try_lock_run(fs_, run_), nullptr);
   EXPECT_NO_THROW(RunDirectory(fs_, run_, kSecond));
+}
+
+// A child that the program forked and left behind has the lock, too.
+TEST_F(RunDirectoryTest, SaysWhoMayHoldItWhenItsOwnerIsGone) {
+  const RunDirectory first(fs_, run_, kFirst);
+  EXPECT_THAT(message_of<CheckpointError>([&] { RunDirectory(fs_, run_, kSecond); }),
+              HasSubstr("run/.lock open (fuser names it)"));
 }
 
 // A hand-written loop has only a CheckpointStore.

@@ -144,7 +144,7 @@ TEST(Safetensors, RejectsTensorsThatItCouldNotRead) {
       {{{"a", "f32", {2}, bytes(8)}}, "a: unknown dtype f32"},
       {{{"a", "U8", {-1}, bytes(1)}}, "expected a shape of less than 2^63 bytes"},
       {{{"a", "U8", std::vector<std::int64_t>(17, 1), bytes(1)}}, "a: found 17 dimensions, expected at most 16"},
-      {{{"\xff", "U8", {1}, bytes(1)}}, "not valid UTF-8"},
+      {{{"\xff", "U8", {1}, bytes(1)}}, "the name or metadata text '\xef\xbf\xbd' is not UTF-8"},
   };
   for (const Case& wrong : cases) {
     EXPECT_THAT(message_of<CheckpointError>([&] { written(wrong.tensors); }), HasSubstr(wrong.message));

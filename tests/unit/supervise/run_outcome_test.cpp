@@ -74,6 +74,26 @@ TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
          v.exited(1, code(3));
        },
        1, 1, "rank 1 (host a, pid 71) exited with code 3 after it announced 0"},
+      {"any code of main() after a stop is a stop",
+       [](RunOutcome& v) {
+         for (const auto& [rank, with] : {std::pair(0, 0), std::pair(1, 1), std::pair(2, 75)}) {
+           v.announced(rank, finished(75), kPlace, kStart);
+           v.exited(rank, code(with));
+         }
+       },
+       75, -1, ""},
+      {"also after Ctrl-C",
+       [](RunOutcome& v) {
+         v.announced(0, finished(130), kPlace, kStart);
+         v.exited(0, code(1));
+       },
+       130, -1, ""},
+      {"but not a crash",
+       [](RunOutcome& v) {
+         v.announced(1, finished(75), kPlace, kStart);
+         v.exited(1, by_signal(6));
+       },
+       134, 1, "rank 1 (host a, pid 71) died of signal 6 (Aborted)"},
       {"crash after finishing",
        [](RunOutcome& v) {
          v.announced(1, finished(0), kPlace, kStart);

@@ -138,12 +138,23 @@ TEST(On, SeesEachLossBeforeItsBackward) {
   }
 }
 
+template <class Stages>
+concept CanBeStages = requires(Trainer& trainer, Stages stages) {
+  trainer.on(stages, std::function<void(const StageContext&)>());
+};
+static_assert(CanBeStages<Stage> && CanBeStages<std::uint32_t>);
+static_assert(!CanBeStages<bool>, "Stage::step_end || Stage::report would be the stage of bit 0");
+
 TEST(On, RefusesWhatCannotBeCalled) {
   World world = World::single(c10::kCPU);
   Trainer trainer(plan_for(1, in_memory({})), world);
   const auto nothing = [](const StageContext&) {};
   EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, {}); }), HasSubstr("the function is missing"));
   EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, nothing, {.every = 0}); }), HasSubstr("every is 0"));
+  for (const std::uint32_t stages : {0U, Stage::step_end & Stage::report, Stage::step_end | 1U << 31}) {
+    EXPECT_THAT(message_of([&] { trainer.on(stages, nothing); }),
+                HasSubstr("stages is " + std::to_string(stages) + ", expected a Stage, or several with |"));
+  }
   trainer.on(Stage::step_end, nothing, {.name = "mine"});
   EXPECT_THAT(message_of([&] { trainer.on(Stage::step_end, nothing, {.name = "mine"}); }),
               HasSubstr("two callbacks have the name 'mine'"));
@@ -274,6 +285,17 @@ TEST(Log, NamesARankWithAnotherValue) {
                 });
               }),
               HasSubstr("logs other metrics than the others: 'mine "));
+}
+
+// A checkpoint could not hold it.
+TEST(Log, RefusesANameThatIsNotUtf8) {
+  World world = World::single(c10::kCPU);
+  EXPECT_THAT(message_of([&] {
+                fit(world, [](Trainer& trainer) {
+                  trainer.on(Stage::step_end, [](const StageContext& at) { at.log("caf\xe9", 1); });
+                });
+              }),
+              HasSubstr("found the metric name 'caf\xef\xbf\xbd', expected one line of UTF-8 text"));
 }
 
 TEST(Log, RefusesNamesThatAReportHas) {

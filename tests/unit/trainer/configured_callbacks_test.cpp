@@ -67,6 +67,27 @@ TEST(ConfiguredCallbacks, SeeWhatACallbackLogs) {
   EXPECT_LT(trainer.fit(task, data, &validation).state.epoch, 8);
 }
 
+TEST(ConfiguredCallbacks, SeeWhatACallbackLogsThatIsAddedAfterAFit) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = short_config();
+  config.early_stop = {.metric = "val_mine", .patience = 1};
+  const Plan plan = plan_for(1, config);
+  TinyTask task;
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(4), plan.eval_loader, world);
+  Trainer trainer(plan, world);
+  bool is_second = false;
+  trainer.on(Stage::validation_end, [&](const StageContext& at) {
+    if (!is_second) {
+      at.log("mine", 1);
+    }
+  });
+  trainer.fit(task, data, &validation);
+  is_second = true;
+  trainer.on(Stage::validation_end, [](const StageContext& at) { at.log("mine", 1); });
+  EXPECT_LT(trainer.fit(task, data, &validation).state.epoch, 8);
+}
+
 TEST(ConfiguredCallbacks, OfWhatNeverHappensOrIsSeldomMeantAreWarnings) {
   World world = World::single(c10::kCPU);
   const auto log_of = [&](const std::function<void(TrainConfig&)>& change) {

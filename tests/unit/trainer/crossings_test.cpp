@@ -256,7 +256,7 @@ TEST(Crossing, EachStartOfAValidationHasAnEnd) {
 class Keeper final : public Callback {
  public:
   explicit Keeper(std::string name) : name_(std::move(name)) {}
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return Stage::step_end; }
   void on(const StageContext&) override {}
   NamedTensors save() const override { return {{"n", at::scalar_tensor(static_cast<double>(name_.size()))}}; }

@@ -476,7 +476,7 @@ TEST(EvaluationStages, LogNothingAtTheStartAndTheEndOfABatch) {
 class Replacing final : public Callback {
  public:
   Replacing(std::string name, int& value, int with) : name_(std::move(name)), value_(value), with_(with) {}
-  std::string_view name() const override { return name_; }
+  std::string name() const override { return name_; }
   std::uint32_t stages() const override { return 0; }
   void on(const StageContext&) override {}
   std::shared_ptr<void> validation_scope() override {
@@ -565,7 +565,7 @@ TEST(OnOptions, KeepATimeThatIsDueUntilTheConditionHolds) {
   EXPECT_THAT(steps, ElementsAre(4));
 }
 
-TEST(OnOptions, RefuseTimesThatNoRankAgreesOn) {
+TEST(OnOptions, RefuseTimesThatDoNotCome) {
   World world = World::single(c10::kCPU);
   Trainer trainer(plan_of(world), world);
   const auto refuse = [&](std::uint32_t stages, const OnOptions& options) {
@@ -580,6 +580,8 @@ TEST(OnOptions, RefuseTimesThatNoRankAgreesOn) {
   EXPECT_THAT(refuse(Stage::step_start, {.every_s = 1}), HasSubstr("inside a step or a loop"));
   EXPECT_THAT(refuse(Stage::predict_batch_start, {.every_s = 1}), HasSubstr("inside a step or a loop"));
   EXPECT_EQ(refuse(Stage::step_end, {.every_s = 1}), "no error");
+  EXPECT_THAT(refuse(Stage::step_end | Stage::fit_end, {.every = 10}), HasSubstr("every at a stage that comes once"));
+  EXPECT_EQ(refuse(Stage::checkpoint_saved, {.every = 10}), "no error");
 }
 
 TEST(OnOptions, CountBatchesAtTheirStartsAndEnds) {

@@ -1,6 +1,9 @@
 // When a run validates, how long it is, and evaluations outside of a fit.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,8 +14,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
 
@@ -195,6 +200,44 @@ TEST(FastDevRun, TriesEverythingAndWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "run"));
 }
 
+TEST(FastDevRun, LimitsTheLoopsOutsideOfAFit) {
+  class Counts final : public TinyTask {
+   public:
+    StepOutput validation_step(const Batch& batch) override {
+      ++steps;
+      return TinyTask::training_step(batch);
+    }
+    NamedTensors predict_step(const Batch& batch) override {
+      ++steps;
+      return {{"y", net_(batch.input)}};
+    }
+    int steps = 0;
+  };
+  for (const int ranks : {1, 2, 4}) {
+    const CapturedStderr silent;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.fast_dev_run = 3, .batch_size = 4}));
+      DataLoader data(tiny_data(64), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      const auto steps_of = [&](const auto& loop) {
+        Counts task;
+        loop(task);
+        return task.steps;
+      };
+      EXPECT_EQ(steps_of([&](Task& task) { trainer.validate(task, data); }), 3);
+      EXPECT_EQ(steps_of([&](Task& task) { trainer.test(task, data); }), 3);
+      EXPECT_EQ(steps_of([&](Task& task) {
+                  const NamedTensors results = trainer.predict(task, data);
+                  ASSERT_EQ(results.empty(), !world.is_main());
+                  if (world.is_main()) {
+                    EXPECT_EQ(results.at(1).second.size(0), 3 * 4 * ranks);
+                  }
+                }),
+                3);
+    });
+  }
+}
+
 /// A test step that differs from the validation step.
 class Tested final : public TinyTask {
  public:
@@ -227,6 +270,129 @@ TEST(TrainerTest, UsesTestStep) {
     EXPECT_NEAR(metrics[0].second, all[0][0].second, 1e-6);
     EXPECT_NEAR(metrics[1].second, all[0][1].second, 1e-6);
   }
+}
+
+// The steps have the same samples on any number of ranks. 29 samples are 5 steps.
+TEST(EvaluationLimit, GivesTheMeansOfTheFirstStepsOnAnyNumberOfRanks) {
+  const auto evaluate_with = [](int ranks, std::int64_t samples, StepCount most, std::string* told = nullptr) {
+    std::pair<Metrics, Metrics> found;
+    CapturedStderr captured;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.precision = Precision::fp64,
+                                                   .batch_size = 6,
+                                                   .global_batch_size = 6,
+                                                   .validate = {.max_batches = most},
+                                                   .test = {.max_batches = most}}));
+      Tested task;
+      DataLoader data(take(tiny_data(29), samples), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      const Metrics validated = trainer.validate(task, data);
+      const Metrics tested = trainer.test(task, data);
+      EXPECT_EQ(data.position().consumed, 0) << "it is where it was";
+      EXPECT_EQ(trainer.test(task, data), tested);
+      if (world.is_main()) {
+        found = {validated, tested};
+      }
+    });
+    if (told != nullptr) {
+      *told = captured.text();
+    }
+    return found;
+  };
+  const auto expect_near = [](const Metrics& found, const Metrics& wanted) {
+    ASSERT_EQ(found.size(), wanted.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_EQ(found[i].first, wanted[i].first);
+      EXPECT_NEAR(found[i].second, wanted[i].second, 1e-12);
+    }
+  };
+  const std::pair<StepCount, int> cases[] = {
+      {0, 5}, {2, 2}, {5, 5}, {9, 5}, {StepCount::percent(1), 1}, {StepCount::percent(50), 3}};
+  for (const auto& [most, steps] : cases) {
+    const auto [validated, tested] = evaluate_with(1, std::min(29, 6 * steps), {});
+    for (const int ranks : {1, 2, 3, 4}) {
+      SCOPED_TRACE(std::to_string(steps) + " steps, " + std::to_string(ranks) + " ranks");
+      std::string told;
+      const auto found = evaluate_with(ranks, 29, most, &told);
+      expect_near(found.first, validated);
+      expect_near(found.second, tested);
+      const bool is_part = steps < 5;
+      EXPECT_EQ(told.find("the validation used the first ") != std::string::npos, is_part) << told;
+      EXPECT_EQ(told.find("(--test.max_batches)") != std::string::npos, is_part) << told;
+    }
+  }
+  EXPECT_GT(std::abs(evaluate_with(1, 29, 2).second.at(0).second - evaluate_with(1, 29, {}).second.at(0).second), 1e-3)
+      << "the control";
+}
+
+// The recipe "Overfit a few batches": a validation of the loader of the training, also within an epoch.
+TEST(Recipe, OverfitsTheFirstBatchesAndValidatesOnTheSame) {
+  static constexpr std::int64_t kSamples = 64;
+  constexpr std::int64_t kEpochs = 60;
+  /// Counts each sample of its training and of its validations.
+  class Counts final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override { return counted(batch, trained); }
+    StepOutput validation_step(const Batch& batch) override { return counted(batch, validated); }
+    at::Tensor trained = at::zeros({kSamples}, at::kLong);
+    at::Tensor validated = at::zeros({kSamples}, at::kLong);
+
+   private:
+    StepOutput counted(const Batch& batch, at::Tensor& counts) {
+      const at::Tensor ids = at::tensor(batch.ids);
+      counts.index_add_(0, ids, at::ones_like(ids));
+      return TinyTask::training_step(batch);
+    }
+  };
+  struct Result {
+    at::Tensor trained{};
+    at::Tensor validated{};
+    std::int64_t validations = 0;
+    double loss = 0;
+    std::vector<at::Tensor> weights{};
+  };
+  const auto train = [&](int ranks, bool shuffles, std::int64_t samples, StepCount steps_per_epoch) {
+    Result result;
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, in_memory({.precision = Precision::fp64,
+                                                   .max_epochs = kEpochs,
+                                                   .batch_size = 2,
+                                                   .global_batch_size = 6,
+                                                   .data = {.steps_per_epoch = steps_per_epoch},
+                                                   .sampler = {.shuffle = shuffles},
+                                                   .validate = {.every_epochs = 0, .every_steps = 30}}));
+      Counts task;
+      DataLoader data(take(tiny_data(kSamples), samples), plan.loader, world);
+      Trainer trainer(plan, world);
+      std::int64_t validations = 0;
+      trainer.on(Stage::validation_end, [&](const StageContext&) { ++validations; });
+      const FitResult fitted = trainer.fit(task, data, &data);
+      world.all_reduce(task.trained, Reduce::sum);
+      world.all_reduce(task.validated, Reduce::sum);
+      if (world.is_main()) {
+        result = {task.trained, task.validated, validations, metric_of(fitted.metrics, "val_loss"), weights_of(task)};
+      }
+    });
+    return result;
+  };
+  const auto counts = [&](std::int64_t times) {
+    const at::Tensor expected = at::zeros({kSamples}, at::kLong);
+    expected.narrow(0, 0, 24).fill_(times);
+    return expected;
+  };
+  const Result one = train(1, /*shuffles=*/false, kSamples, 4);
+  for (const int ranks : {1, 2, 3, 4}) {
+    SCOPED_TRACE(ranks);
+    const Result found = train(ranks, /*shuffles=*/false, kSamples, 4);
+    EXPECT_TRUE(found.trained.equal(counts(kEpochs))) << found.trained;
+    EXPECT_EQ(found.validations, 8) << "every second one within an epoch";
+    EXPECT_TRUE(found.validated.equal(counts(found.validations))) << found.validated;
+    EXPECT_LT(found.loss, 1e-6);
+    EXPECT_LE(largest_difference(found.weights, one.weights), 1e-12);
+    EXPECT_EQ(largest_difference(found.weights, train(ranks, /*shuffles=*/false, 24, {}).weights), 0)
+        << "take() has the same steps";
+  }
+  EXPECT_FALSE(train(1, /*shuffles=*/true, kSamples, 4).trained.equal(counts(kEpochs))) << "the control";
 }
 
 }  // namespace

@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
+#include "base/text.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 
@@ -36,12 +38,14 @@ TEST(Meter, RefusesANameThatIsNotOneLine) {
   EXPECT_EQ(message_of([&] {
               meter.add({at::ones({}), {{"class\n1", at::ones({})}}}, 1);
             }),
-            "found the metric name 'class1', expected one line of text | give each metric of a StepOutput a name "
-            "without line breaks");
-  EXPECT_THAT(message_of([&] {
-                meter.add({at::ones({}), {{"", at::ones({})}}}, 1);
-              }),
-              testing::HasSubstr("found the metric name ''"));
+            "found the metric name 'class1', expected one line of UTF-8 text | give each metric that a step returns or "
+            "a callback logs a name in UTF-8, without line breaks");
+  for (const char* name : {"", "caf\xe9"}) {
+    EXPECT_THAT(message_of([&] {
+                  meter.add({at::ones({}), {{name, at::ones({})}}}, 1);
+                }),
+                testing::HasSubstr(fmt::format("found the metric name '{}'", printable(name))));
+  }
 }
 
 TEST(Meter, IsExactWhenARankHasNothing) {

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include <lockstep/sampling/epoch_order.h>
 #include <lockstep/tensor/named_tensors.h>
 
+#include "base/json.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -50,26 +53,54 @@ class Predictor : public TinyTask {
   int fails_at = 0;
 };
 
-Plan prediction_plan(int ranks) { return plan_for(ranks, in_memory({.batch_size = 3})); }
+Plan prediction_plan(int ranks) { return plan_for(ranks, in_memory({.precision = Precision::fp64, .batch_size = 3})); }
 
-NamedTensors expected(std::int64_t samples) {
+/// One batch of these samples, in double precision.
+NamedTensors expected_of(const std::vector<std::int64_t>& ids, std::int64_t samples) {
   Predictor task;
   const at::NoGradGuard no_grad;
+  task.module().to(at::kDouble);
   task.module().eval();
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(samples));
-  std::iota(ids.begin(), ids.end(), 0);
-  NamedTensors all = task.predict_step(tiny_data(samples)->get(ids, {}));
-  all.insert(all.begin(), {"ids", at::arange(samples)});
+  Batch batch = tiny_data(samples)->get(ids, {});
+  batch.input = batch.input.to(at::kDouble);
+  NamedTensors all = task.predict_step(batch);
+  all.insert(all.begin(), {"ids", at::tensor(ids)});
   return all;
 }
 
+NamedTensors expected(std::int64_t samples) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(samples));
+  std::iota(ids.begin(), ids.end(), 0);
+  return expected_of(ids, samples);
+}
+
+/// Matrices of other sizes add in another order; all else is equal.
 void expect_same(const NamedTensors& found, const NamedTensors& wanted) {
   ASSERT_EQ(found.size(), wanted.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].first, wanted[i].first);
-    ASSERT_EQ(found[i].second.sizes(), wanted[i].second.sizes());
-    EXPECT_TRUE(at::allclose(found[i].second.to(at::kDouble), wanted[i].second.to(at::kDouble), 0, 1e-6));
+    const auto& [name, tensor] = found[i];
+    EXPECT_EQ(name, wanted[i].first);
+    ASSERT_EQ(tensor.sizes(), wanted[i].second.sizes());
+    ASSERT_EQ(tensor.scalar_type(), wanted[i].second.scalar_type()) << name;
+    EXPECT_TRUE(tensor.is_floating_point() ? at::allclose(tensor, wanted[i].second, 0, 1e-12)
+                                           : tensor.equal(wanted[i].second))
+        << name;
   }
+}
+
+void expect_equal(const NamedTensors& found, const NamedTensors& wanted) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].first, wanted[i].first);
+    EXPECT_TRUE(found[i].second.equal(wanted[i].second)) << found[i].first;
+  }
+}
+
+NamedTensors first_rows(NamedTensors results, std::int64_t rows) {
+  for (auto& [name, tensor] : results) {
+    tensor = tensor.narrow(0, 0, rows);
+  }
+  return results;
 }
 
 TEST(Predict, GivesTheResultsInTheOrderOfTheDataForAnyNumberOfRanks) {
@@ -87,7 +118,7 @@ TEST(Predict, GivesTheResultsInTheOrderOfTheDataForAnyNumberOfRanks) {
         } else {
           EXPECT_TRUE(found.empty());
         }
-        EXPECT_EQ(trainer.predict(task, data).size(), found.size()) << "the next epoch";
+        expect_equal(trainer.predict(task, data), found);
       });
     }
   }
@@ -139,14 +170,17 @@ TEST(Predict, IntoFilesSaysAfterAFailureThatItContinues) {
 TEST(Predict, WritesNothingInATrial) {
   const TempDir dir;
   thread_world(2, [&](World& world) {
-    Plan plan = prediction_plan(2);
-    plan.config.fast_dev_run = 2;
+    const Plan plan = plan_for(2, in_memory({.precision = Precision::fp64, .fast_dev_run = 2, .batch_size = 3}));
     Predictor task;
     DataLoader data(tiny_data(53), plan.eval_loader, world);
     Trainer trainer(plan, world);
     for (int time = 1; time <= 2; ++time) {
       trainer.predict(task, data, dir.path() / "out");
       EXPECT_EQ(task.samples, time * 2 * 3) << "two steps of this rank";
+    }
+    const NamedTensors in_memory = trainer.predict(task, data);
+    if (world.is_main()) {
+      expect_same(in_memory, first_rows(expected(53), 2 * 6));
     }
   });
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "out"));
@@ -218,11 +252,7 @@ TEST(Predict, OfAWeightedOrderHasARowForEachDraw) {
   order->fill({.seed = prediction_plan(1).eval_loader.seed}, 0, drawn);
   std::ranges::sort(drawn);
   ASSERT_NE(std::ranges::adjacent_find(drawn), drawn.end()) << "a sample is drawn twice";
-  Predictor alone;
-  alone.module().eval();
-  const at::NoGradGuard no_grad;
-  NamedTensors wanted = alone.predict_step(tiny_data(23)->get(drawn, {}));
-  wanted.insert(wanted.begin(), {"ids", at::tensor(drawn)});
+  const NamedTensors wanted = expected_of(drawn, 23);
   for (const int ranks : {1, 2, 3, 4}) {
     const TempDir dir;
     thread_world(ranks, [&](World& world) {
@@ -249,7 +279,7 @@ TEST(Predict, KeepsTheLoadersOfACombinedLoaderApart) {
   std::vector<std::int64_t> all(12);
   std::iota(all.begin(), all.end(), 0);
   const std::vector<std::int64_t> of_second(all.begin() + 5, all.end());
-  const at::Tensor expected = tiny_data(12)->get(all, {}).input.select(1, 0);
+  const at::Tensor expected = tiny_data(12)->get(all, {}).input.select(1, 0).to(at::kDouble);
   for (const int ranks : {1, 2, 3}) {
     const TempDir dir;
     thread_world(ranks, [&](World& world) {
@@ -329,7 +359,7 @@ TEST(Predict, OfADataSetAndAStreamHasTheStepsOfTheStream) {
   for (const NamedTensors& results : {found, load_predictions(dir.path() / "out")}) {
     EXPECT_TRUE(tensor_of(results, "ids").equal(at::tensor({0, 1, 2, 3, 2, 2, 2, 3}, at::kLong)))
         << tensor_of(results, "ids");
-    EXPECT_TRUE(tensor_of(results, "x").narrow(0, 4, 4).equal(at::full({4}, 7.0)));
+    EXPECT_TRUE(tensor_of(results, "x").narrow(0, 4, 4).equal(at::full({4}, 7.0, at::kDouble)));
   }
 }
 
@@ -531,7 +561,7 @@ TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
   for (const int ranks : {1, 2, 3}) {
     const TempDir dir;
     thread_world(ranks, [&](World& world) {
-      TrainConfig config = in_memory({.batch_size = 3});
+      TrainConfig config = in_memory({.precision = Precision::fp64, .batch_size = 3});
       config.data.max_bad_samples = 7;
       config.data.check_finite = true;
       const Plan plan = plan_for(ranks, config);
@@ -546,6 +576,152 @@ TEST(Prediction, LeavesOutSamplesThatCannotBeLoaded) {
       }
     });
   }
+}
+
+/// A plan whose steps have 6 samples on any number of ranks.
+Plan limited_plan(int ranks, StepCount most) {
+  return plan_for(
+      ranks,
+      in_memory(
+          {.precision = Precision::fp64, .batch_size = 6, .global_batch_size = 6, .predict = {.max_batches = most}}));
+}
+
+bool is_marked_as_limited(const std::filesystem::path& directory) {
+  std::ifstream file(directory / "predictions.json");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return parse_json(text).at("limited").get<bool>();
+}
+
+TEST(PredictionLimit, GivesTheSameSamplesOnAnyNumberOfRanksAndSaysSo) {
+  struct Case {
+    StepCount most;
+    int steps;
+  };
+  // 29 samples are 5 steps.
+  for (const Case& c : {Case{0, 5}, Case{2, 2}, Case{5, 5}, Case{9, 5}, Case{StepCount::percent(1), 1},
+                        Case{StepCount::percent(50), 3}, Case{StepCount::percent(100), 5}}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      SCOPED_TRACE(fmt::format("{} steps, {} ranks", c.steps, ranks));
+      const TempDir dir;
+      const bool is_part = c.steps < 5;
+      const NamedTensors wanted = first_rows(expected(29), std::min(29, 6 * c.steps));
+      NamedTensors in_memory;
+      CapturedStderr captured;
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = limited_plan(ranks, c.most);
+        Predictor task;
+        DataLoader data(tiny_data(29), plan.eval_loader, world);
+        Trainer trainer(plan, world);
+        NamedTensors found = trainer.predict(task, data);
+        trainer.predict(task, data, dir.path() / "out", /*every_steps=*/2);
+        if (world.is_main()) {
+          in_memory = std::move(found);
+        }
+      });
+      const NamedTensors in_files = load_predictions(dir.path() / "out");
+      const std::string told = captured.text();
+      expect_same(in_memory, wanted);
+      expect_equal(in_files, in_memory);
+      EXPECT_EQ(is_marked_as_limited(dir.path() / "out"), is_part);
+      EXPECT_EQ(told.find("the prediction used the first ") != std::string::npos, is_part) << told;
+      EXPECT_EQ(told.find("has predictions of the first ") != std::string::npos, is_part) << told;
+    }
+  }
+}
+
+TEST(PredictionLimit, GoesOnWithALargerOneAndWithAnotherNumberOfRanks) {
+  for (const auto& [first, second] : {std::pair{1, 1}, {1, 3}, {2, 4}, {4, 2}, {3, 1}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, then {}", first, second));
+    const TempDir dir;
+    const CapturedStderr silent;
+    const auto predict = [&](int ranks, StepCount most, int fails_at = 0) {
+      std::atomic<std::int64_t> samples = 0;
+      thread_world(ranks, [&](World& world) {
+        const Plan plan = limited_plan(ranks, most);
+        Predictor task;
+        task.fails_at = fails_at;
+        DataLoader data(tiny_data(53), plan.eval_loader, world);
+        Trainer(plan, world).predict(task, data, dir.path() / "out", /*every_steps=*/1);
+        samples += task.samples;
+      });
+      return samples.load();
+    };
+    const auto expect_rows = [&](std::int64_t rows) {
+      expect_same(load_predictions(dir.path() / "out"), first_rows(expected(53), rows));
+      EXPECT_EQ(is_marked_as_limited(dir.path() / "out"), rows < 53);
+    };
+    EXPECT_EQ(predict(first, 2), 12);
+    expect_rows(12);
+    EXPECT_EQ(predict(second, 2), 0) << "it is left as it is";
+    EXPECT_THAT(message_of([&] { predict(first, 5, /*fails_at=*/2); }), HasSubstr("the power is gone"));
+    EXPECT_THAT(message_of([&] { load_predictions(dir.path() / "out"); }), HasSubstr("is not complete"));
+    EXPECT_EQ(predict(second, 5), 12) << "steps 4 and 5";
+    expect_rows(30);
+    EXPECT_EQ(predict(first, 4), 0) << "it has more already";
+    expect_rows(30);
+    EXPECT_EQ(predict(second, 0), 23) << "the rest";
+    expect_rows(53);
+    EXPECT_EQ(predict(first, 4), 0);
+    expect_rows(53);
+  }
+}
+
+TEST(PredictionLimit, CountsStepsOfOneSize) {
+  const auto predict = [](const std::filesystem::path& directory, int ranks, TrainConfig config, int fails_at = 0) {
+    thread_world(ranks, [&](World& world) {
+      TrainConfig of_rank = config;
+      of_rank.precision = Precision::fp64;
+      of_rank.predict.max_batches = 4;
+      const Plan plan = plan_for(ranks, in_memory(of_rank));
+      Predictor task;
+      task.fails_at = fails_at;
+      DataLoader data(tiny_data(53), plan.eval_loader, world);
+      Trainer(plan, world).predict(task, data, directory, /*every_steps=*/1);
+    });
+  };
+  struct Case {
+    int first;  // ranks
+    int second;
+    std::int64_t batch_size;  // with which the second start continues
+  };
+  for (const auto& [first, second, batch_size] : {Case{1, 3, 1}, Case{4, 1, 12}, Case{2, 4, 2}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, then {}", first, second));
+    const TempDir dir;
+    const CapturedStderr silent;
+    const std::filesystem::path out = dir.path() / "out";
+    EXPECT_THAT(message_of([&] { predict(out, first, {.batch_size = 3}, /*fails_at=*/3); }),
+                HasSubstr("the power is gone"));
+    const std::int64_t of_step = 3 * first;
+    const std::string refused = message_of<CheckpointError>([&] { predict(out, second, {.batch_size = 3}); });
+    EXPECT_THAT(refused, HasSubstr(fmt::format("has 2 steps with a global batch of {}, and now it is {}: "
+                                               "--predict.max_batches counts steps",
+                                               of_step, 3 * second)));
+    EXPECT_THAT(refused, HasSubstr(fmt::format("--batch_size {} --global_batch_size {}", batch_size, of_step)));
+    predict(out, second, {.batch_size = batch_size, .global_batch_size = of_step});
+    expect_same(load_predictions(out), first_rows(expected(53), 4 * of_step));
+  }
+}
+
+TEST(PredictionLimit, IsReachedAlsoIfAStopComesInItsLastStep) {
+  const TempDir dir;
+  const CapturedStderr silent;
+  World world = World::single(c10::kCPU);
+  const Plan plan = limited_plan(1, 2);
+  DataLoader data(tiny_data(53), plan.eval_loader, world);
+  TrainControl control;
+  Trainer trainer(plan, world, control);
+  trainer.on(Stage::predict_batch_end, [&](const StageContext& at) {
+    if (at.batch_number == 2) {
+      control.request_stop("enough", StopKind::terminate);
+    }
+  });
+  Predictor task;
+  EXPECT_THROW(trainer.predict(task, data, dir.path() / "out", /*every_steps=*/1), Stopped);
+  EXPECT_EQ(task.samples, 12);
+  Predictor later;
+  Trainer(plan, world).predict(later, data, dir.path() / "out", /*every_steps=*/1);
+  EXPECT_EQ(later.samples, 0);
+  expect_same(load_predictions(dir.path() / "out"), first_rows(expected(53), 12));
 }
 
 // The recipe "Predictions".
@@ -563,7 +739,7 @@ TEST(Prediction, InADirectoryOfItsStepWorksInEveryStart) {
     const std::string directory = run_directory(session.plan.config) + "/predictions-" + std::to_string(step);
     trainer.predict(task, samples, directory);
     const std::int64_t predicted = task.samples;
-    expect_same(load_predictions(directory), trainer.predict(task, samples));
+    expect_equal(load_predictions(directory), trainer.predict(task, samples));
     return predicted;
   };
   EXPECT_EQ(start(1), 8);

@@ -114,8 +114,9 @@ TEST_F(Records, OfADamagedFileAreSetAside) {
   bytes[2 * 64 + 8] ^= 1;  // of step 2
   write_file(real_file_system(), file("run", 1), bytes);
   const std::string log = train("run", {.until = 8});
-  EXPECT_THAT(log, HasSubstr("[rank1]: warning: records-1.bin record 2: its checksum does not match, and more records "
-                             "follow it: moved it to records-1.bin.1"));
+  EXPECT_THAT(log, HasSubstr("[rank1]: warning: " + file("run", 1).string() +
+                             " record 2: its checksum does not match, and more records follow it: moved it to "
+                             "records-1.bin.1"));
   EXPECT_EQ(read_file(real_file_system(), file("run", 1).string() + ".1"), bytes);
   EXPECT_THAT(steps("run", 1), ElementsAre(6, 7, 8));
   EXPECT_EQ(steps("run", 0).size(), 8U) << "that of rank 0 is good";

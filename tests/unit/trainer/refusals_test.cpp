@@ -58,6 +58,51 @@ TEST(Refused, IsALossThatIsMissingOnEveryRank) {
   }
 }
 
+/// A source that leaves out a number.
+class OwnSource final : public BatchSource {
+ public:
+  OwnSource(std::int64_t samples, std::int64_t local_samples, std::int64_t global_samples)
+      : step_{.micro = {{.input = at::ones({4, 4}), .target = at::ones({4, 1}), .samples = samples}},
+              .local_samples = local_samples,
+              .global_samples = global_samples,
+              .ends_epoch = true} {}
+  const StepBatches* next() override { return &step_; }
+  std::optional<std::int64_t> steps_per_epoch() const override { return 1; }
+  LoaderPosition position() const override { return {}; }
+  void seek(const LoaderPosition&) override {}
+
+ private:
+  StepBatches step_;
+};
+
+class Predicts final : public TinyTask {
+ public:
+  NamedTensors predict_step(const Batch& batch) override { return {{"y", batch.input}}; }
+};
+
+TEST(Refused, IsASourceThatLeavesOutTheNumberOfSamples) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(1, in_memory({.max_steps = 2}));
+  Predicts task;
+  Trainer trainer(plan, world);
+  OwnSource without_samples(0, 4, 4);
+  OwnSource complete(4, 4, 4);
+  for (const std::function<void(OwnSource&)>& use :
+       std::vector<std::function<void(OwnSource&)>>{[&](OwnSource& source) { trainer.fit(task, source); },
+                                                    [&](OwnSource& source) { trainer.validate(task, source); },
+                                                    [&](OwnSource& source) { trainer.predict(task, source); }}) {
+    EXPECT_EQ(message_of<DataError>([&] { use(without_samples); }),
+              "the source gave a batch with input of shape [4, 4] and samples == 0, expected the number of its samples "
+              "| a BatchSource sets Batch::samples of each batch, and StepBatches::local_samples and global_samples");
+    EXPECT_EQ(message_of([&] { use(complete); }), "no error");
+  }
+  for (const auto& [local, global] : {std::pair(0, 4), std::pair(4, 0)}) {
+    OwnSource without_sum(4, local, global);
+    EXPECT_THAT(message_of<DataError>([&] { trainer.fit(task, without_sum); }),
+                HasSubstr("the source gave a step with samples and local_samples == " + std::to_string(local)));
+  }
+}
+
 TEST(Refused, IsAModuleWithoutValues) {
   class WithoutValues final : public TinyTask {
    public:

@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/metrics/regression.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
 
@@ -26,6 +27,7 @@
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "trainer/output/run_metrics.h"
 
 namespace lockstep {
 namespace {
@@ -116,7 +118,9 @@ TEST(Reports, SayWhereTheTimeOfEachRankWent) {
   train_until(12);
   const auto rows = step_times_of(dir.path() / "run");
   std::vector<std::pair<int, int>> steps_and_ranks;
+  std::vector<double> counts;
   for (const auto& row : rows) {
+    counts.push_back(row.at("steps"));
     steps_and_ranks.emplace_back(row.at("step"), row.at("rank"));
     double sum = 0;
     for (const auto& [name, value] : row) {
@@ -126,9 +130,24 @@ TEST(Reports, SayWhereTheTimeOfEachRankWent) {
     EXPECT_GT(row.at("communication_ms"), 0);
     EXPECT_NEAR(sum, row.at("step_ms"), 0.01 * row.at("step_ms") + 0.01) << row.at("step");
   }
+  EXPECT_THAT(counts, ElementsAre(3, 3, 3, 3, 1, 1, 2, 2, 3, 3));
   using Row = std::pair<int, int>;
   EXPECT_THAT(steps_and_ranks, ElementsAre(Row{3, 0}, Row{3, 1}, Row{6, 0}, Row{6, 1}, Row{7, 0}, Row{7, 1}, Row{9, 0},
                                            Row{9, 1}, Row{12, 0}, Row{12, 1}));
+}
+
+TEST(Reports, NameTheStepsThatEachStartPlans) {
+  const TempDir dir;
+  for (const std::int64_t epochs : {1, 2}) {
+    Session session = Session::single(
+        {.compute_setup = ComputeSetup::cpu, .max_epochs = epochs, .batch_size = 4, .run_dir = dir.path() / "run"});
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    Trainer(session).fit(task, data);
+  }
+  std::vector<std::string> starts = read_lines(dir.path() / "run" / "events.jsonl");
+  std::erase_if(starts, [](const std::string& line) { return line.find("\"event\":\"start\"") == line.npos; });
+  EXPECT_THAT(starts, ElementsAre(HasSubstr("\"total_steps\":4,"), HasSubstr("\"total_steps\":8,")));
 }
 
 TEST(Reports, OfAUsedLoaderCountTheEpochsOfTheRun) {
@@ -296,12 +315,22 @@ TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
 
 TEST(Reports, KeepTheProgramsOwnFlags) {
   const TempDir dir;
-  Session session = Session::single(
-      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  const auto rows = dir.path() / "rows";
+  Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                     .max_epochs = 1,
+                                     .batch_size = 4,
+                                     .run_dir = dir.path() / "run",
+                                     .report = {.command = "cat > '" + rows.string() + "'"}});
   session.plan.facts.program_values = {{.name = "hidden", .text = "64"}};
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   Trainer(session).fit(task, data);
+  const auto first = nlohmann::json::parse(read_lines(rows).at(0));
+  EXPECT_EQ(first["run_dir"], (dir.path() / "run").string());
+  EXPECT_EQ(first["resume_step"], 0);
+  EXPECT_EQ(first["settings"]["hidden"], 64);
+  EXPECT_EQ(first["settings"]["batch_size"], 4);
+  EXPECT_EQ(first["settings"]["run_dir"], (dir.path() / "run").string());
   EXPECT_THAT(read_text(dir.path() / "run" / "config.toml"), HasSubstr("\n[program]\nhidden = 64\n"));
   const CheckpointContents contents = load_checkpoint(dir.path() / "run", session.world);
   EXPECT_EQ(contents.values.at("program.hidden"), "64");
@@ -379,7 +408,7 @@ TEST(Reports, GiveANewCallbackNothingToLoad) {
   class Loads final : public Callback {
    public:
     explicit Loads(std::string name) : name_(std::move(name)) {}
-    std::string_view name() const override { return name_; }
+    std::string name() const override { return name_; }
     std::uint32_t stages() const override { return 0; }
     void on(const StageContext&) override {}
     NamedTensors save() const override { return {{"n", at::full({}, 7)}}; }
@@ -429,6 +458,34 @@ TEST(Reports, ANameOfAValidationThatHasThePrefixAlreadyIsToldOnce) {
   EXPECT_THAT(text, HasSubstr("a metric val/loss, which is reported as val_val/loss: call it loss"));
   EXPECT_THAT(text, Not(HasSubstr("a metric value")));
   EXPECT_EQ(text.find("val_val_acc: call"), text.rfind("val_val_acc: call"));
+}
+
+// An epoch that ended inside of the window of a report is a part of that window.
+TEST(RunMetrics, KeepTheWindowIfTheMeansOfEpochsAreSwitchedOff) {
+  World world = World::single(c10::kCPU);
+  metrics::MeanAbsoluteError error;
+  NamedTensors saved;
+  Metrics straight;
+  {
+    RunMetrics means(/*of_epochs=*/true, world);
+    means.begin({{"error", error}});
+    error.update(at::full({3}, 1.0), at::zeros({3}));
+    means.end_epoch();
+    error.update(at::full({1}, 5.0), at::zeros({1}));
+    saved = means.save();
+    straight = means.end_window();
+  }
+  EXPECT_EQ(straight, (Metrics{{"error", 2}}));
+  for (const bool of_epochs : {true, false}) {
+    RunMetrics means(of_epochs, world);
+    means.begin({{"error", error}});
+    means.load(saved);
+    const NamedTensors again = means.save();
+    EXPECT_EQ(means.end_window(), straight) << of_epochs;
+    means.load(again);
+    EXPECT_EQ(means.end_window(), straight) << "after a second resume, " << of_epochs;
+    EXPECT_EQ(means.end_window(), Metrics()) << "the next window begins";
+  }
 }
 
 }  // namespace

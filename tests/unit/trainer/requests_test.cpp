@@ -244,6 +244,24 @@ TEST(Validation, LooksForAStopAndIsNotReportedWhenItWasCut) {
   }
 }
 
+// The loop is over when its last callbacks are called.
+TEST(Validation, OutsideAFitLeavesNoStopForTheNextFit) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_of(1, in_memory({.max_epochs = 1}));
+  TinyTask task;
+  DataLoader data(tiny_data(16), plan.loader, world);
+  TrainControl control;
+  Trainer trainer(plan, world, control);
+  trainer.on(Stage::validation_end | Stage::test_end,
+             [](const StageContext& at) { at.control.request_stop("good enough"); });
+  trainer.validate(task, data);
+  EXPECT_EQ(control.stop_requested(), StopKind::none);
+  trainer.test(task, data);
+  EXPECT_EQ(trainer.fit(task, data).state.step, 4);
+  control.request_stop("of the program");
+  EXPECT_THROW(trainer.validate(task, data), Stopped);
+}
+
 TEST(Validation, StoppedInItsLastBatchIsReportedAndEndsTheRun) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [&](World& world) {
@@ -259,14 +277,6 @@ TEST(Validation, StoppedInItsLastBatchIsReportedAndEndsTheRun) {
       ASSERT_EQ(reported, 1);
     });
   }
-}
-
-TEST(Validation, OfTheTrainerIsOfEverySample) {
-  Session session = Session::single(in_memory({.batch_size = 4, .validate = {.max_batches = 1}}));
-  Validated task(session.world, {}, StopKind::program);
-  DataLoader data(tiny_data(8), session.plan.eval_loader, session.world);
-  Trainer(session).validate(task, data);
-  EXPECT_EQ(task.seen, 2);
 }
 
 TEST(AgreedStop, IsSeenByAllRanksAfterTheSameBatch) {

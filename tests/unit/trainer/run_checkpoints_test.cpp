@@ -52,7 +52,7 @@ class Probe final : public Callback {
  public:
   explicit Probe(std::uint32_t stages = 0, std::function<void(const StageContext&)> act = {})
       : stages_(stages), act_(std::move(act)) {}
-  std::string_view name() const override { return "probe"; }
+  std::string name() const override { return "probe"; }
   std::uint32_t stages() const override { return stages_ | Stage::checkpoint_saved; }
   void on(const StageContext& context) override {
     if (context.stage == Stage::checkpoint_saved) {
@@ -110,6 +110,26 @@ TEST(RunCheckpoints, AreInOneDirectoryEvenIfTheProgramChangesItsWorkingDirectory
   std::filesystem::current_path(before);
   EXPECT_EQ(steps_in(directory.path() / "run"), (std::set<std::int64_t>{8, 15}));
   EXPECT_TRUE(std::filesystem::is_empty(directory.path() / "elsewhere"));
+}
+
+TEST(RunCheckpoints, AreWhereTheProgramStartedInEachFit) {
+  const TempDir directory;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directories(directory.path() / "sub" / "sub");
+  std::filesystem::current_path(directory.path());
+  Session session = Session::single(config_in("run"));
+  for (const std::int64_t epochs : {1, 2}) {
+    std::filesystem::current_path("sub");
+    Plan plan = session.plan;
+    plan.config.max_epochs = epochs;
+    TinyTask task;
+    DataLoader data(tiny_data(20), plan.loader, session.world);
+    EXPECT_EQ(Trainer(plan, session.world).fit(task, data).state.step, 5 * epochs);
+  }
+  std::filesystem::current_path(before);
+  EXPECT_EQ(steps_in(directory.path() / "run"), (std::set<std::int64_t>{5, 10}));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() / "sub" / "run"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() / "sub" / "sub" / "run"));
 }
 
 TEST(RunCheckpoints, InTheBackgroundAreThoseOfTheForeground) {
@@ -228,6 +248,73 @@ TEST(RunCheckpoints, KeepTheBestOfATrainingMetricWhenSavesFallBetweenReports) {
   }
 }
 
+TEST(RunCheckpoints, HaveALinkToTheLastAlsoAfterAResumeFromTheBest) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.checkpoint.every_epochs = 1;
+  config.checkpoint.keep_all = true;
+  config.checkpoint.monitor = "score";
+  config.checkpoint.mode = MonitorMode::max;
+  std::string last;
+  const auto act = [&](const StageContext& context) {
+    if (context.stage == Stage::epoch_end) {
+      context.log("score", -static_cast<double>(context.state.step));  // the first one is the best
+    } else if (config.resume == "best") {
+      last = std::filesystem::read_symlink(std::filesystem::path(config.run_dir) / "checkpoints" / "last").string();
+    }
+  };
+  const std::uint32_t stages = 0U | Stage::epoch_end | Stage::fit_start;
+  train(config, std::make_shared<Probe>(stages, act));
+  config.resume = "best";
+  train(config, std::make_shared<Probe>(stages, act));
+  EXPECT_EQ(last, "step-0000000005");
+}
+
+// With drop_last, an epoch of 20 samples has five steps of 4, but only two of 8.
+TEST(RunCheckpoints, OfAnEpochThatIsOverWithAnotherGlobalBatchAreValidated) {
+  const TempDir directory;
+  const auto run = [&](std::int64_t batch, std::int64_t epochs, std::int64_t steps) {
+    TrainConfig config = config_in(directory.path() / "run");
+    config.batch_size = config.global_batch_size = batch;
+    config.max_epochs = epochs;
+    config.max_steps = steps;
+    config.sampler.drop_last = true;
+    std::vector<std::int64_t> validations;
+    const FitResult result =
+        train(config, std::make_shared<Probe>(0U | Stage::validation_end, [&](const StageContext& context) {
+                validations.push_back(context.state.step);
+              }));
+    return std::pair{validations, result};
+  };
+  EXPECT_THAT(run(4, 0, 4).first, ElementsAre()) << "16 of 20 samples";
+  const auto [validations, result] = run(8, 1, 0);
+  EXPECT_THAT(validations, ElementsAre(4));
+  EXPECT_NE(std::ranges::find(result.metrics, std::string("val_loss"), &Metrics::value_type::first),
+            result.metrics.end());
+  EXPECT_THAT(run(8, 1, 0).first, ElementsAre()) << "it is done once";
+}
+
+TEST(RunCheckpoints, InAnEpochOfSeveralPassesKeepDropLast) {
+  const TempDir directory;
+  for (const std::int64_t steps_per_epoch : {0, 10}) {
+    TrainConfig config = config_in(directory.path() / std::to_string(steps_per_epoch));
+    config.batch_size = config.global_batch_size = 8;
+    config.data.steps_per_epoch = steps_per_epoch;
+    config.max_steps = 2 + steps_per_epoch / 2;
+    train(config);
+    config.max_steps = 100;
+    config.sampler.drop_last = true;
+    if (steps_per_epoch == 0) {
+      EXPECT_NO_THROW(train(config));
+      continue;
+    }
+    EXPECT_THAT([&] { train(config); }, ThrowsMessage<CheckpointError>(HasSubstr(
+                                            "--sampler.drop_last is true now, false when the checkpoint was written")));
+    config.sampler.drop_last = false;
+    EXPECT_NO_THROW(train(config)) << "the control";
+  }
+}
+
 void damage_manifest(const std::filesystem::path& run, std::int64_t step) {
   std::ofstream(run / "checkpoints" / fmt::format("step-{:010}", step) / "MANIFEST.json", std::ios::app) << "x";
 }
@@ -267,7 +354,9 @@ TEST(RunCheckpoints, ThatAreAllDamagedEndTheNextStart) {
     config.resume = resume;
     const auto error = error_of<CheckpointError>([&] { train(config); });
     EXPECT_EQ(error.exit_code(), ExitCode::bad_data);
-    EXPECT_THAT(error.what(), testing::EndsWith("run/checkpoints can be read: step-0000000015, step-0000000010"));
+    EXPECT_THAT(error.what(),
+                AllOf(testing::StartsWith("no checkpoint in "),
+                      testing::EndsWith("run/checkpoints can be read: step-0000000015, step-0000000010")));
     EXPECT_THAT(error.hint(), AllOf(HasSubstr("lockstep verify "), HasSubstr("--fresh starts over")));
     EXPECT_EQ(steps_in(config.run_dir), (std::set<std::int64_t>{10, 15})) << "nothing is touched";
   }
@@ -422,9 +511,13 @@ INSTANTIATE_TEST_SUITE_P(Ways, FailingSaves, testing::Bool(),
 /// Fails on this rank in the last of the four batches of the second validation.
 class FailingValidation final : public TinyTask {
  public:
-  explicit FailingValidation(bool fails) : TinyTask(sgd({.lr = 0.05, .momentum = 0.9})), fails_(fails) {}
+  explicit FailingValidation(bool fails, bool of_file = false)
+      : TinyTask(sgd({.lr = 0.05, .momentum = 0.9})), fails_(fails), of_file_(of_file) {}
   StepOutput validation_step(const Batch& batch) override {
     if (fails_ && ++batches_ == 8) {
+      if (of_file_) {
+        throw IoError("cannot open reference.safetensors: No such file or directory");
+      }
       throw std::runtime_error("a task's trouble");
     }
     return TinyTask::training_step(batch);
@@ -432,12 +525,13 @@ class FailingValidation final : public TinyTask {
 
  private:
   const bool fails_;
+  const bool of_file_;
   int batches_ = 0;
 };
 
 class FailingLoad final : public Callback {
  public:
-  std::string_view name() const override { return "failing"; }
+  std::string name() const override { return "failing"; }
   std::uint32_t stages() const override { return 0; }
   void on(const StageContext&) override {}
   NamedTensors save() const override { return {{"state", at::zeros({1})}}; }
@@ -467,12 +561,12 @@ class EndingData final : public BatchSource {
 class FailuresBetweenSteps : public testing::TestWithParam<int> {
  protected:
   /// `fails`: asked for each rank.
-  void train_on(const std::filesystem::path& run, const std::function<bool(int)>& fails) const {
+  void train_on(const std::filesystem::path& run, const std::function<bool(int)>& fails, bool of_file = false) const {
     TrainConfig config = config_in(run);
     config.batch_size = 2;
     thread_world(GetParam(), [&](World& world) {
       const Plan plan = plan_for(world.size(), config);
-      FailingValidation task(fails(world.rank()));
+      FailingValidation task(fails(world.rank()), of_file);
       DataLoader data(tiny_data(20), plan.loader, world);
       DataLoader validation(tiny_data(7 * world.size()), plan.eval_loader, world);
       Trainer(plan, world).fit(task, data, &validation);
@@ -485,14 +579,18 @@ INSTANTIATE_TEST_SUITE_P(Ranks, FailuresBetweenSteps, testing::Values(1, 2, 3));
 
 TEST_P(FailuresBetweenSteps, AreSavedIfAllRanksFail) {
   train_on(directory_.path() / "straight", [](int) { return false; });
-  const auto run = directory_.path() / "run";
-  EXPECT_THROW(train_on(run, [](int) { return true; }), std::runtime_error);
-  EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{10}));
-  train_on(run, [](int) { return false; });
-  const auto resumed = final_state(run);
   const auto straight = final_state(directory_.path() / "straight");
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {  // ranks that are threads share a generator
-    EXPECT_TRUE(resumed.at(file) == straight.at(file)) << file;
+  for (const bool of_file : {false, true}) {  // an I/O error of the program is no failed save
+    const auto run = directory_.path() / (of_file ? "of_file" : "run");
+    EXPECT_THROW(train_on(
+                     run, [](int) { return true; }, of_file),
+                 std::runtime_error);
+    EXPECT_EQ(steps_in(run), (std::set<std::int64_t>{10})) << "of a file: " << of_file;
+    train_on(run, [](int) { return false; });
+    const auto resumed = final_state(run);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {  // threads share a generator
+      EXPECT_TRUE(resumed.at(file) == straight.at(file)) << file;
+    }
   }
 }
 
@@ -695,6 +793,21 @@ TEST(WeightsOnly, AreLoadedIfTheFinishedRunIsStartedAgain) {
   EXPECT_TRUE(are_equal(weights.front(), weights.back()));
   ASSERT_FALSE(averages.front().empty());
   EXPECT_TRUE(are_equal(averages.front(), averages.back()));
+}
+
+TEST(WeightsOnly, KnowThatTheTrainingTimeIsOver) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.max_epochs = 0;
+  config.max_time_s = 0.05;
+  config.checkpoint.weights_only = true;
+  const FitResult first = train(config);
+  EXPECT_EQ(first.stop, StopKind::program);
+  const FitResult again = train(config);
+  EXPECT_EQ(again.state.step, first.state.step) << "no time is left";
+  EXPECT_THAT(again.why, HasSubstr("is over"));
+  config.max_time_s = 1e6;
+  EXPECT_THAT([&] { train(config); }, ThrowsMessage<CheckpointError>(HasSubstr("holds only weights"))) << "the control";
 }
 
 TEST(WeightsOnly, OfShardedOptimizersAreTheSame) {

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/variables.h>
+#include <lockstep/data/replay_buffer.h>
 #include <lockstep/run.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -16,6 +17,7 @@
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tiny_task.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -36,6 +38,12 @@ TEST(Session, CallsSettingsByTheirFields) {
   const auto error = error_of<ConfigError>([&] { Session::single({.max_epochs = 0, .sampler = {.shuffle = false}}); });
   EXPECT_THAT(error.what(), HasSubstr("config.max_epochs 0 with config.max_steps 0: the run would never end"));
   EXPECT_THAT(error.hint(), HasSubstr("for example config.max_epochs 1"));
+}
+
+TEST(Session, LogsTheWarningsOfItsPlan) {
+  CapturedStderr captured;
+  Session::single(in_memory({.precision = Precision::fp16}));
+  EXPECT_THAT(captured.text(), HasSubstr("config.precision fp16 on the CPU is slow; use config.precision bf16"));
 }
 
 TEST(Session, StartsOverWhereItIsAskedTo) {
@@ -95,6 +103,45 @@ TEST(Trainer, PrintsOnlyWhereSomebodyReads) {
   set_log_level(LogLevel::info);
 }
 
+TEST(Trainer, SaysWhereNothingMayBeSavedBeforeTheEnd) {
+  for (const double every_s : {0.0, 600.0}) {
+    const TempDir dir;
+    Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                       .max_epochs = 0,
+                                       .max_steps = 2,
+                                       .global_batch_size = 4,
+                                       .run_dir = (dir.path() / "run").string(),
+                                       .checkpoint = {.every_s = every_s}});
+    TinyTask task;
+    ReplayBuffer buffer(/*capacity=*/8, session.plan.loader, session.world);
+    buffer.add({.input = at::ones({4, 4}), .target = at::ones({4, 1})});
+    CapturedStderr captured;
+    Trainer(session).fit(task, buffer);
+    EXPECT_EQ(captured.text().find("no checkpoint is saved before the first end of an epoch") == std::string::npos,
+              every_s > 0);
+  }
+}
+
+TEST(Trainer, OfAPlanHasTheRequestsOfItsRun) {
+  for (const bool is_of_run : {false, true}) {
+    Session session = Session::single(in_memory({.max_epochs = 2, .batch_size = 4}));
+    if (is_of_run) {
+      WorldAccess::control_of_run(session.world) = session.control;
+    }
+    TinyTask task;
+    DataLoader data(tiny_data(8), session.plan.loader, session.world);
+    const FitResult result = Trainer(session.plan, session.world)
+                                 .on(Stage::step_end,
+                                     [&](const StageContext& at) {
+                                       if (at.state.step == 1) {
+                                         session.control.request_stop("a signal", StopKind::terminate);
+                                       }
+                                     })
+                                 .fit(task, data);
+    EXPECT_EQ(result.state.step, is_of_run ? 1 : 4) << result.why;
+  }
+}
+
 /// Optimizes by hand: no training_step.
 class ByHand final : public Task {
  public:
@@ -142,7 +189,7 @@ TEST(Task, SaysThatTheTrainingStepIsMissing) {
 
 class AtTheEnd final : public Callback {
  public:
-  std::string_view name() const override { return "at_the_end"; }
+  std::string name() const override { return "at_the_end"; }
   std::uint32_t stages() const override { return Stage::fit_end; }
   void on(const StageContext& context) override { stage = context.stage; }
   std::uint32_t stage = 0;

@@ -25,8 +25,11 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
+#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/optim/optimizers.h>
+#include <lockstep/storage/checkpoint_dir.h>
 
 #include "report/record_comparison.h"
 #include "support/captured_stderr.h"
@@ -41,11 +44,11 @@ namespace {
 
 using testing::HasSubstr;
 
-/// The events about spikes.
-std::vector<nlohmann::json> spike_events(const std::filesystem::path& run) {
+/// The events of this name.
+std::vector<nlohmann::json> events_of(const std::filesystem::path& run, std::string_view name) {
   std::vector<nlohmann::json> events;
   for (const std::string& line : read_lines(run / "events.jsonl")) {
-    if (auto event = nlohmann::json::parse(line); event["event"] == "spike") {
+    if (auto event = nlohmann::json::parse(line); event["event"] == name) {
       events.push_back(std::move(event));
     }
   }
@@ -435,7 +438,7 @@ TEST(SpikeSkip, WritesAnEventWithStepAndSamples) {
   state_after(2, config, [](const World&) { return std::make_unique<SteepTask>(std::set<std::int64_t>{23, 24}); });
   EXPECT_THAT(captured.text(), HasSubstr("the step changed nothing, nor did 1 step after it since the last report"));
   std::vector<std::int64_t> steps;
-  for (const auto& event : spike_events(dir.path() / "run")) {
+  for (const auto& event : events_of(dir.path() / "run", "spike")) {
     steps.push_back(event["step"].get<std::int64_t>());
     EXPECT_EQ(event["metric"], "grad_norm");
     EXPECT_EQ(event["skipped"], true);
@@ -475,8 +478,8 @@ class LoudTask : public TinyTask {
   double added_ = 0;
 };
 
-/// Two optimizers, each for one parameter. In step 27, one of them has steep gradients, a loss to which something is
-/// added, or no update.
+/// Two optimizers, each for one parameter. In step `step`, one of them has steep gradients, a loss to which something
+/// is added, or no update.
 class TwoPartsTask final : public Task {
  public:
   struct Options {
@@ -484,6 +487,7 @@ class TwoPartsTask final : public Task {
     double steep = 1;
     double added = 0;
     bool pauses = false;
+    std::int64_t step = 27;
   };
   explicit TwoPartsTask(const Options& options) : options_(options) {
     const at::NoGradGuard no_grad;
@@ -504,7 +508,7 @@ class TwoPartsTask final : public Task {
     for (std::size_t i = 0; i < 2; ++i) {
       OptimizerStep& optimizer = step.optimizer(i);
       optimizer.zero_grad();
-      const Options now = step.number() == 27 && i == options_.which ? options_ : Options{};
+      const Options now = step.number() == options_.step && i == options_.which ? options_ : Options{};
       for (const Batch& batch : step.batches()) {
         const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
           const at::Tensor loss = at::mse_loss((i == 0 ? a_ : b_)(b.input), b.target);
@@ -553,7 +557,7 @@ TEST(SpikeSkip, LooksAtEachOptimizerAlone) {
 /// What this rank did about an anomaly, in words. Reads weights and results of the steps only, and calls no collective.
 class ActionRecorder final : public Callback {
  public:
-  std::string_view name() const override { return "action_recorder"; }
+  std::string name() const override { return "action_recorder"; }
   std::uint32_t stages() const override { return Stage::step_start | Stage::step_end | Stage::exception; }
   void on(const StageContext& at) override {
     const std::string step = std::to_string(at.state.step);
@@ -590,7 +594,28 @@ class ActionRecorder final : public Callback {
   std::map<std::int64_t, std::vector<at::Tensor>> weights_{};  // before each step
 };
 
-// One rank alone has the anomaly, in step 27, whose number after it is 28; a report follows step 30.
+/// Loads all checkpoints of a run, and the best one. Returns the step of the newest with finite parameters.
+std::int64_t newest_good_checkpoint(const std::filesystem::path& run) {
+  World world = World::single(c10::kCPU);
+  const auto is_good = [&](const std::filesystem::path& checkpoint) {
+    const CheckpointContents contents = load_checkpoint(checkpoint, world);
+    const bool is_finite = std::ranges::all_of(contents.tensors.at("model"), [](const auto& entry) {
+      return entry.second.isfinite().all().template item<bool>();
+    });
+    EXPECT_EQ(is_finite, contents.values.at(kParametersFinite) == "true") << checkpoint;
+    return is_finite;
+  };
+  EXPECT_TRUE(is_good(run / "checkpoints" / "best"));
+  const CheckpointDir kept(real_file_system(), run / "checkpoints");
+  std::int64_t newest = 0;
+  for (const std::int64_t step : kept.steps()) {
+    newest = is_good(kept.path(step)) ? step : newest;
+  }
+  return newest;
+}
+
+// One rank alone has the anomaly, in step 27, whose number after it is 28; a report follows step 30, and saves the
+// steps 24 and 32. Two checkpoints are kept, the best one, and the newest with finite parameters.
 TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -603,6 +628,7 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
     double value = kNan;  // without a spike
     DataConfig data{};
     std::vector<std::string> actions{};
+    std::int64_t good_checkpoint = 33;  // the newest; the run has 33 steps
   };
   const std::vector<std::string> nothing;
   const std::vector<std::string> failure{"failure after step 30"};
@@ -610,28 +636,37 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
   const std::vector<std::string> skip_both{"skips step 28", "back from step 28 to 27"};  // no weight changes
   const std::vector<std::string> back{"back from step 30 to 25"};
   const std::vector<Case> cases{
-      {.non_finite = NonFinitePolicy::stop, .actions = failure},
+      {.non_finite = NonFinitePolicy::stop, .actions = failure, .good_checkpoint = 24},
       {.non_finite = NonFinitePolicy::warn, .actions = nothing},
       {.non_finite = NonFinitePolicy::skip, .actions = skip},
       {.non_finite = NonFinitePolicy::skip, .optimizer = 1, .actions = skip},
       {.non_finite = NonFinitePolicy::rollback, .actions = back},
-      {.spike = SpikePolicy::stop, .actions = failure},
+      {.spike = SpikePolicy::stop, .actions = failure, .good_checkpoint = 24},
       {.spike = SpikePolicy::warn, .actions = nothing},
       {.spike = SpikePolicy::skip, .actions = skip},
       {.spike = SpikePolicy::skip, .optimizer = 1, .actions = skip},
       {.spike = SpikePolicy::lower_lr, .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .actions = back},
-      {.spike = SpikePolicy::stop, .where = Where::inputs, .actions = failure},
+      {.spike = SpikePolicy::stop, .optimizer = 1, .where = Where::gradient, .actions = failure, .good_checkpoint = 24},
+      {.spike = SpikePolicy::warn, .optimizer = 1, .where = Where::gradient, .actions = nothing},
+      {.spike = SpikePolicy::skip, .where = Where::gradient, .actions = skip},
+      {.spike = SpikePolicy::skip, .optimizer = 1, .where = Where::gradient, .actions = skip},
+      {.spike = SpikePolicy::lower_lr,
+       .optimizer = 1,
+       .where = Where::gradient,
+       .actions = {"another rate in step 31"}},
+      {.spike = SpikePolicy::rollback, .optimizer = 1, .where = Where::gradient, .actions = back},
+      {.spike = SpikePolicy::stop, .where = Where::inputs, .actions = failure, .good_checkpoint = 24},
       {.spike = SpikePolicy::warn, .where = Where::inputs, .actions = nothing},
       {.spike = SpikePolicy::skip, .where = Where::inputs, .actions = skip_both},
       {.spike = SpikePolicy::lower_lr, .where = Where::inputs, .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .where = Where::inputs, .actions = back},
-      {.non_finite = NonFinitePolicy::stop, .value = kInfinity, .actions = failure},
+      {.non_finite = NonFinitePolicy::stop, .value = kInfinity, .actions = failure, .good_checkpoint = 24},
       {.non_finite = NonFinitePolicy::warn, .value = -kInfinity, .actions = nothing},
       {.non_finite = NonFinitePolicy::skip, .value = kInfinity, .actions = skip},
       {.non_finite = NonFinitePolicy::rollback, .value = -kInfinity, .actions = back},
-      {.non_finite = NonFinitePolicy::stop, .where = Where::gradient, .actions = failure},
-      {.non_finite = NonFinitePolicy::warn, .where = Where::gradient, .actions = nothing},
+      {.non_finite = NonFinitePolicy::stop, .where = Where::gradient, .actions = failure, .good_checkpoint = 24},
+      {.non_finite = NonFinitePolicy::warn, .where = Where::gradient, .actions = nothing, .good_checkpoint = 24},
       {.non_finite = NonFinitePolicy::skip, .where = Where::gradient, .actions = skip},
       {.non_finite = NonFinitePolicy::skip,
        .optimizer = 1,
@@ -639,11 +674,14 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
        .value = kInfinity,
        .actions = skip},
       {.non_finite = NonFinitePolicy::rollback, .where = Where::gradient, .value = kInfinity, .actions = back},
-      {.non_finite = NonFinitePolicy::stop, .where = Where::inputs, .actions = failure},
-      {.non_finite = NonFinitePolicy::warn, .where = Where::inputs, .actions = nothing},
+      {.non_finite = NonFinitePolicy::stop, .where = Where::inputs, .actions = failure, .good_checkpoint = 24},
+      {.non_finite = NonFinitePolicy::warn, .where = Where::inputs, .actions = nothing, .good_checkpoint = 24},
       {.non_finite = NonFinitePolicy::skip, .where = Where::inputs, .actions = skip_both},
       {.non_finite = NonFinitePolicy::rollback, .where = Where::inputs, .value = kInfinity, .actions = back},
-      {.where = Where::inputs, .data = {.check_finite = true}, .actions = {"failure after step 27"}},
+      {.where = Where::inputs,
+       .data = {.check_finite = true},
+       .actions = {"failure after step 27"},
+       .good_checkpoint = 24},
       {.where = Where::inputs,
        .value = kInfinity,
        .data = {.max_bad_samples = 1, .check_finite = true},
@@ -652,10 +690,8 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
   const CapturedStderr silent;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     for (const int ranks : {1, 2, 4}) {
-      if (ranks == 4 && i % 3 != 0) {
-        continue;
-      }
       const Case& c = cases[i];
+      const TempDir dir;
       const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
       TrainConfig config = c.where == Where::inputs ? input_config(policy) : spiking_config(policy);
       config.global_batch_size = 8;
@@ -663,8 +699,12 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
       config.max_steps = 33;
       config.optim.non_finite = c.non_finite;
       config.data = c.data;
+      config.checkpoint = {.enabled = true, .every_epochs = 0, .every_steps = 8, .monitor = "loss"};
+      config.run_dir = (dir.path() / "run").string();
       if (!c.spike) {
         config.spike = {};
+      } else if (c.where == Where::gradient) {
+        config.optim.max_grad_norm = 10;
       }
       constexpr std::int64_t kSample = 27 * 8 + 5;
       std::shared_ptr<Dataset> samples = tiny_data(60);
@@ -678,7 +718,7 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
         if (world.rank() == ranks / 2 && c.where == Where::loss) {
           options.added = c.spike ? 1000 : c.value;
         } else if (world.rank() == ranks / 2 && c.where == Where::gradient) {
-          options.steep = c.value;
+          options.steep = c.spike ? 1e4 : c.value;
         }
         TwoPartsTask task(options);
         DataLoader data(samples, plan.loader, world);
@@ -689,6 +729,10 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
         actions[static_cast<std::size_t>(world.rank())] = recorder->actions;
       });
       EXPECT_THAT(actions, testing::Each(c.actions)) << "case " << i << " on " << ranks << " ranks";
+      // A failure of all ranks between two steps is saved, and one rank alone is all of them.
+      const bool is_saved_after_failure = c.data.check_finite && c.data.max_bad_samples == 0 && ranks == 1;
+      EXPECT_EQ(newest_good_checkpoint(dir.path() / "run"), is_saved_after_failure ? 27 : c.good_checkpoint)
+          << "case " << i << " on " << ranks << " ranks";
     }
   }
 }
@@ -768,11 +812,12 @@ TEST(SpikeSkip, NamesTheLossInItsEvent) {
   config.report.jsonl = true;
   const CapturedStderr silent;
   state_after(3, config, [](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{}); });
-  const auto events = spike_events(dir.path() / "run");
+  const auto events = events_of(dir.path() / "run", "spike");
   ASSERT_EQ(events.size(), 1U);
   EXPECT_EQ(events[0]["step"], 27);
   EXPECT_EQ(events[0]["metric"], "loss");
   EXPECT_EQ(events[0]["skipped"], true);
+  EXPECT_EQ(events[0]["rank"], 1);
   EXPECT_NEAR(events[0]["value"].get<double>(), 100.0 / 3, 5) << "the mean over the ranks, as it is reported";
 }
 
@@ -823,7 +868,7 @@ TEST(SpikeInputs, AreOneEventWithTheSameValueOnAnyNumberOfRanks) {
       state_after(
           ranks, config, [](const World&) { return std::make_unique<TwoPartsTask>(TwoPartsTask::Options{}); },
           noisy_data({27 * 12 + 11}));
-      const auto events = spike_events(dir.path() / "run");
+      const auto events = events_of(dir.path() / "run", "spike");
       ASSERT_EQ(events.size(), 1U) << ranks << " ranks; both optimizers see the same inputs";
       EXPECT_EQ(events[0]["step"], 27);
       EXPECT_EQ(events[0]["metric"], "inputs");
@@ -872,6 +917,137 @@ std::vector<std::int64_t> marked(const std::filesystem::path& run, bool StepReco
     }
   }
   return steps;
+}
+
+/// The numbers of an event's samples, in order.
+std::vector<std::int64_t> samples_of(const nlohmann::json& event) {
+  std::istringstream words(event["samples"].get<std::string>());
+  std::vector<std::int64_t> ids{std::istream_iterator<std::int64_t>(words), {}};
+  std::ranges::sort(ids);
+  return ids;
+}
+
+/// The samples of these steps, in order.
+std::vector<std::int64_t> samples_of_steps(std::int64_t first, std::int64_t last) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>((last - first + 1) * 12));
+  std::iota(ids.begin(), ids.end(), first * 12);
+  return ids;
+}
+
+/// Without shuffling: step i has the samples from 12 i on.
+TrainConfig told_config(SpikePolicy policy, const std::filesystem::path& run) {
+  TrainConfig config = spiking_config(policy);
+  config.sampler.shuffle = false;
+  config.run_dir = run.string();
+  config.report.jsonl = true;
+  return config;
+}
+
+TEST(Anomalies, AreEventsWithStepRankAndSamples) {
+  const CapturedStderr silent;
+  for (const int ranks : {1, 3}) {
+    const int loud = ranks / 2;
+    const TempDir dir;
+    const auto run = [&](const std::string& name, SpikePolicy policy, NonFinitePolicy non_finite, double added) {
+      TrainConfig config = told_config(policy, dir.path() / name);
+      config.optim.non_finite = non_finite;
+      message_of([&] {
+        state_after(
+            ranks, config,
+            [&](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{.added = added}); },
+            tiny_data(480));
+      });
+      return dir.path() / name;
+    };
+    for (const NonFinitePolicy policy : {NonFinitePolicy::warn, NonFinitePolicy::rollback, NonFinitePolicy::stop}) {
+      const auto of = run(std::to_string(static_cast<int>(policy)), SpikePolicy::warn, policy, std::nan(""));
+      const auto found = events_of(of, "non_finite");
+      ASSERT_EQ(found.size(), 1U);
+      EXPECT_EQ(found[0]["step"], 30);
+      EXPECT_EQ(found[0]["loss_step"], 27);
+      EXPECT_EQ(found[0]["rank"], loud);
+      EXPECT_EQ(found[0]["samples"],
+                ranks == 1 ? "324, 325, 326, 327, 328, 329, 330, 331 and 4 more" : "328, 329, 330, 331");
+      const auto back = events_of(of, "rollback");
+      ASSERT_EQ(back.size(), policy == NonFinitePolicy::rollback ? 1U : 0U);
+      for (const auto& event : back) {
+        EXPECT_EQ(event["step"], 30);
+        EXPECT_EQ(event["to"], 25);
+        EXPECT_EQ(event["rank"], loud);
+        EXPECT_EQ(samples_of(event), samples_of_steps(25, 29));
+      }
+    }
+    for (const SpikePolicy policy : {SpikePolicy::lower_lr, SpikePolicy::rollback}) {
+      const bool lowers = policy == SpikePolicy::lower_lr;
+      const auto of = run(lowers ? "lower" : "back", policy, NonFinitePolicy::stop, 100);
+      const auto found = events_of(of, lowers ? "lower_lr" : "rollback");
+      ASSERT_EQ(found.size(), 1U);
+      EXPECT_EQ(found[0]["step"], 30);
+      EXPECT_EQ(found[0].contains("rank"), ranks > 1);
+      EXPECT_TRUE(ranks == 1 || found[0]["rank"] == loud);
+      EXPECT_EQ(samples_of(found[0]), lowers ? samples_of_steps(27, 27) : samples_of_steps(25, 29));
+      EXPECT_TRUE(!lowers || found[0]["spike_step"] == 27);
+    }
+  }
+}
+
+TEST(Anomalies, OfARateThatIsLoweredAfterAResumeAreAnEventWithTheSpike) {
+  const CapturedStderr silent;
+  const TempDir dir;
+  for (const std::int64_t end : {28, 40}) {
+    TrainConfig config = told_config(SpikePolicy::lower_lr, dir.path() / "run");
+    config.checkpoint.enabled = true;
+    config.max_steps = end;
+    state_after(
+        3, config, [](const World& world) { return std::make_unique<LoudTask>(world, LoudTask::Options{}); },
+        tiny_data(480));
+    EXPECT_EQ(events_of(dir.path() / "run", "lower_lr").size(), end == 28 ? 0U : 1U);
+  }
+  const auto event = events_of(dir.path() / "run", "lower_lr").at(0);
+  EXPECT_EQ(event["step"], 30);
+  EXPECT_EQ(event["spike_step"], 27);
+  EXPECT_EQ(event["rank"], 1);
+  EXPECT_EQ(samples_of(event), samples_of_steps(27, 27));
+}
+
+TEST(Anomalies, OfAGradientAreAnEventWithTheSamplesOfAllRanks) {
+  const CapturedStderr silent;
+  for (const NonFinitePolicy policy : {NonFinitePolicy::skip, NonFinitePolicy::warn}) {
+    const TempDir dir;
+    TrainConfig config = told_config(SpikePolicy::warn, dir.path() / "run");
+    config.optim.non_finite = policy;
+    config.optim.max_grad_norm = 10;
+    config.max_steps = 28;  // before the next loss
+    state_after(
+        3, config,
+        [](const World&) { return std::make_unique<TwoPartsTask>(TwoPartsTask::Options{.steep = std::nan("")}); },
+        tiny_data(480));
+    const bool skips = policy == NonFinitePolicy::skip;
+    const auto events = events_of(dir.path() / "run", skips ? "skipped" : "non_finite");
+    ASSERT_EQ(events.size(), 1U);
+    EXPECT_FALSE(events[0].contains("rank"));
+    EXPECT_EQ(events[0][skips ? "first" : "grad_norm_step"], 27);
+    EXPECT_EQ(events[0]["samples"], "324, 325, 326, 327; 328, 329, 330, 331; 332, 333, 334, 335");
+  }
+}
+
+TEST(Anomalies, OfDataAreAnEventForEachSampleThatIsReplaced) {
+  const CapturedStderr silent;
+  for (const int ranks : {1, 2, 4}) {
+    const TempDir dir;
+    TrainConfig config = told_config(SpikePolicy::warn, dir.path() / "run");
+    config.data = {.max_bad_samples = 1, .check_finite = true};
+    config.max_steps = 70;  // the sample comes again in step 67
+    state_after(
+        ranks, config, [](const World&) { return std::make_unique<TinyTask>(); },
+        broken_data(27 * 12 + 5, std::nan("")));
+    const auto events = events_of(dir.path() / "run", "bad_sample");
+    ASSERT_EQ(events.size(), 1U) << ranks;
+    EXPECT_EQ(events[0]["step"], 27);
+    EXPECT_EQ(events[0]["rank"], 5 * ranks / 12);
+    EXPECT_EQ(events[0]["sample"], 329);
+    EXPECT_EQ(events[0]["replaced_by"], 330);
+  }
 }
 
 TEST(StepRecorder, MarksUpdatesThatWereLeftOutAndRollbacks) {
@@ -971,17 +1147,16 @@ struct Stop {
   int ranks_then = 2;
 };
 
-/// With a spike in step 24, a straight run and one in two parts end the same.
+/// With an anomaly in step 24, a straight run and one in two parts end the same.
 void expect_same_if_resumed(
-    SpikePolicy policy, const std::vector<Stop>& stops,
+    const TrainConfig& base, const std::vector<Stop>& stops,
     const std::function<std::unique_ptr<Task>(const World&)>& make =
         [](const World&) {
           return std::make_unique<SteepTask>(std::set<std::int64_t>{24, 31});
         },
-    const std::shared_ptr<Dataset>& inputs = nullptr) {  // those in which spikes are looked for
-  const auto samples = inputs == nullptr ? tiny_data(60) : inputs;
+    const std::shared_ptr<Dataset>& samples = tiny_data(60)) {
   const auto config = [&](const TempDir& dir, std::int64_t steps) {
-    TrainConfig made = inputs == nullptr ? spiking_config(policy) : input_config(policy);
+    TrainConfig made = base;
     made.optim.max_grad_norm = 10;
     made.checkpoint.enabled = true;
     made.max_steps = steps;
@@ -991,7 +1166,7 @@ void expect_same_if_resumed(
   CapturedStderr captured;
   const TempDir whole;
   const NamedTensors straight = state_after(2, config(whole, 40), make, samples);
-  EXPECT_THAT(captured.text(), HasSubstr("of step 24 is"));
+  EXPECT_THAT(captured.text(), HasSubstr("step 24 "));
   const CapturedStderr silent;
   for (const auto& [step, ranks_then] : stops) {
     const TempDir parts;
@@ -1006,32 +1181,57 @@ void expect_same_if_resumed(
   }
 }
 
+/// A run with rollbacks has a copy of its reports. The spike of step 24 is found at the second.
+const std::vector<Stop> kStopsAtCopies{{20}, {25}, {30}};
+
 /// Before and after spikes in the steps 24 and 31, and once with other ranks.
 std::vector<Stop> stops_around_spikes(int other_ranks) {
   return {{7}, {19}, {23}, {24}, {25}, {26}, {31}, {33}, {22, other_ranks}};
 }
 
 TEST(SpikeSkip, IsTheSameInARunThatIsResumedAtAnyStep) {
-  expect_same_if_resumed(SpikePolicy::skip, stops_around_spikes(4));
+  expect_same_if_resumed(spiking_config(SpikePolicy::skip), stops_around_spikes(4));
 }
 
 TEST(SpikeSkip, OfALossIsTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World& world) {
     return std::make_unique<LoudTask>(world, LoudTask::Options{.steps = {24, 31}, .added = 1000});
   };
-  expect_same_if_resumed(SpikePolicy::skip, stops_around_spikes(4), make);
+  expect_same_if_resumed(spiking_config(SpikePolicy::skip), stops_around_spikes(4), make);
 }
 
 TEST(SpikeLowerLr, IsTheSameInARunThatIsResumedAtAnyStep) {
-  expect_same_if_resumed(SpikePolicy::lower_lr, stops_around_spikes(1));
+  expect_same_if_resumed(spiking_config(SpikePolicy::lower_lr), stops_around_spikes(1));
 }
 
 TEST(SpikeInputs, AreTheSameInARunThatIsResumedAtAnyStep) {
   const auto make = [](const World&) { return std::make_unique<TinyTask>(adamw({.lr = 0.05})); };
   const auto samples = noisy_data({24 * 12 + 3, 31 * 12 + 8});
   for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
-    expect_same_if_resumed(policy, {{7}, {24}, {25}, {22, 4}}, make, samples);
+    expect_same_if_resumed(input_config(policy), {{7}, {24}, {25}, {22, 4}}, make, samples);
   }
+  expect_same_if_resumed(input_config(SpikePolicy::rollback), kStopsAtCopies, make, samples);
+}
+
+TEST(Anomalies, OfOneOfTwoOptimizersAreTheSameInAResumedRun) {
+  const auto with_step_24 = [](TwoPartsTask::Options options) {
+    options.step = 24;
+    return [options](const World&) { return std::make_unique<TwoPartsTask>(options); };
+  };
+  const auto steep = with_step_24({.which = 1, .steep = 1e4});
+  for (const SpikePolicy policy : {SpikePolicy::skip, SpikePolicy::lower_lr}) {
+    expect_same_if_resumed(spiking_config(policy), {{24}, {25}}, steep);
+  }
+  expect_same_if_resumed(spiking_config(SpikePolicy::rollback), kStopsAtCopies, steep);
+  const auto of_gradients = [](NonFinitePolicy policy) {
+    TrainConfig config = spiking_config(SpikePolicy::warn);
+    config.spike = {};
+    config.optim.non_finite = policy;
+    return config;
+  };
+  const auto nan = with_step_24({.which = 1, .steep = std::nan("")});
+  expect_same_if_resumed(of_gradients(NonFinitePolicy::skip), {{24}, {25}}, nan);
+  expect_same_if_resumed(of_gradients(NonFinitePolicy::rollback), kStopsAtCopies, nan);
 }
 
 TEST(SpikeLowerLr, MultipliesTheRatesAtTheNextReport) {

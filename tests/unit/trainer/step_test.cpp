@@ -167,6 +167,155 @@ TEST(Step, RefusesAnUpdateWithoutTheGradientsOfAllBatches) {
               AllOf(HasSubstr("the forward of 0 of 1 batches"), HasSubstr("also for one without samples")));
 }
 
+/// When a step of ActorCritic calls its backwards and updates.
+enum class Order { critic_first, interleaved, frozen, actor_first };
+
+/// The loss of the actor goes through the critic. Both updates come last, so both gradients are of the same weights.
+class ActorCritic final : public Task {
+ public:
+  explicit ActorCritic(Order order) : order_(order) {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : net_->parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.3);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec critic(sgd({.lr = 0.1}));
+    critic.module = critic_.get();
+    OptimizerSpec actor(sgd({.lr = 0.1}));
+    actor.module = actor_.get();
+    return {critic, actor};
+  }
+  void optimize(Step& step) override {
+    const std::size_t first = order_ == Order::actor_first ? 1 : 0;
+    if (order_ == Order::interleaved) {
+      step.optimizer(0).zero_grad();
+      step.optimizer(1).zero_grad();
+      for (const Batch& batch : step.batches()) {
+        add_gradients(step, 0, batch);
+        add_gradients(step, 1, batch);
+      }
+    } else {
+      for (const std::size_t number : {first, 1 - first}) {
+        step.optimizer(number).zero_grad();  // drops what the actor's backward has added to the critic
+        for (const Batch& batch : step.batches()) {
+          add_gradients(step, number, batch);
+        }
+      }
+    }
+    step.optimizer(0).update();
+    step.optimizer(1).update();
+  }
+
+ private:
+  void add_gradients(Step& step, std::size_t number, const Batch& batch) {
+    const auto set_frozen = [&](bool frozen) {
+      for (at::Tensor& parameter : critic_->parameters()) {
+        parameter.set_requires_grad(!frozen);
+      }
+    };
+    OptimizerStep& optimizer = step.optimizer(number);
+    set_frozen(number == 1 && order_ == Order::frozen);
+    const StepOutput out = optimizer.forward(batch, [&](const Batch& b) -> StepOutput {
+      return number == 0 ? at::mse_loss(critic_(b.input), b.target) : critic_(actor_(b.input)).square().mean();
+    });
+    set_frozen(false);
+    optimizer.backward(out);
+    step.add(out);
+  }
+
+  Order order_;
+  torch::nn::Linear actor_{4, 4};
+  torch::nn::Linear critic_{4, 1};
+  torch::nn::Sequential net_{actor_, critic_};
+};
+
+/// The same on all ranks.
+std::vector<at::Tensor> trained_in(Order order, int ranks) {
+  std::vector<std::vector<at::Tensor>> weights(static_cast<std::size_t>(ranks));
+  thread_world(ranks, [&](World& world) {
+    const Plan plan = plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4, .accumulation = 2}));
+    ActorCritic task(order);
+    DataLoader data(tiny_data(64), plan.loader, world);
+    Trainer(plan, world).fit(task, data);
+    weights[static_cast<std::size_t>(world.rank())] = weights_of(task);
+  });
+  EXPECT_TRUE(are_equal(weights.front(), weights.back()));
+  return weights.front();
+}
+
+TEST(Step, RefusesAnUpdateWithGradientsThatTheBackwardOfAnotherOptimizerChanged) {
+  for (const int ranks : {1, 2}) {
+    for (const Order order : {Order::critic_first, Order::interleaved}) {
+      EXPECT_THAT(message_of([&] { trained_in(order, ranks); }),
+                  AllOf(HasSubstr("the backward of Step::optimizer(1) changed the gradients of Step::optimizer(0)"),
+                        HasSubstr("call update() of optimizer 0 before the backward of optimizer 1")));
+    }
+    EXPECT_TRUE(are_equal(trained_in(Order::frozen, ranks), trained_in(Order::actor_first, ranks))) << ranks;
+  }
+}
+
+class WithoutZeroGrad : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    for (const Batch& batch : step.batches()) {
+      const auto out = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+      optimizer.backward(out);
+      step.add(out);
+    }
+    if (ends_update(step)) {
+      optimizer.update();
+    }
+  }
+
+ protected:
+  virtual bool ends_update(const Step&) { return true; }
+};
+
+/// Adds up the gradients of two steps.
+class EverySecondStep final : public WithoutZeroGrad {
+ public:
+  void optimize(Step& step) override {
+    if (step.number() % 2 == 0) {
+      step.optimizer().zero_grad();
+    }
+    WithoutZeroGrad::optimize(step);
+  }
+
+ private:
+  bool ends_update(const Step& step) override { return step.number() % 2 == 1; }
+};
+
+/// Its closure adds to the gradients of the one before.
+class ClosureWithoutZeroGrad final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    const auto closure = [&] {
+      StepOutput last;
+      for (const Batch& batch : step.batches()) {
+        last = optimizer.forward(batch, [this](const Batch& b) { return training_step(b); });
+        optimizer.backward(last);
+      }
+      return last;
+    };
+    step.add(optimizer.minimize(closure));
+  }
+};
+
+TEST(Step, RefusesAnUpdateWithTheGradientsOfTheUpdateBefore) {
+  for (const int ranks : {1, 2}) {
+    for (const std::string& refusal :
+         {refusal_of<WithoutZeroGrad>(ranks, 64), refusal_of<ClosureWithoutZeroGrad>(ranks, 64)}) {
+      EXPECT_THAT(refusal, AllOf(HasSubstr("Step::optimizer(0) updates with gradients of its last update"),
+                                 HasSubstr("call OptimizerStep::zero_grad()")));
+    }
+    EXPECT_EQ(refusal_of<EverySecondStep>(ranks, 64), "no error");
+  }
+}
+
 /// Its loss is a mean over a number that it is given, with a gradient of 1 for each weight.
 class Counting final : public Task {
  public:

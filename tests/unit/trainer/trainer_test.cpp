@@ -73,7 +73,7 @@ TEST(Trainer, IsTheLoopOneWouldWriteByHand) {
 // Stages in order, at the right steps.
 class Recorder final : public Callback {
  public:
-  std::string_view name() const override { return "recorder"; }
+  std::string name() const override { return "recorder"; }
   std::uint32_t stages() const override {
     return Stage::fit_start | Stage::step_end | Stage::epoch_end | Stage::validation_end | Stage::fit_end;
   }
@@ -224,7 +224,11 @@ TEST(Trainer, ValidatesOnAtMostSoManySteps) {
 }
 
 TEST(Trainer, RefusesAPartOfValidationDataOfUnknownLength) {
-  Session session = Session::single(in_memory({.batch_size = 4, .validate = {.max_batches = StepCount::percent(10)}}));
+  const StepCount part = StepCount::percent(10);
+  Session session = Session::single(in_memory({.batch_size = 4,
+                                               .validate = {.max_batches = part},
+                                               .test = {.max_batches = part},
+                                               .predict = {.max_batches = part}}));
   TinyTask task;
   DataLoader data(tiny_data(8), session.plan.loader, session.world);
   DataLoader validation(
@@ -232,8 +236,14 @@ TEST(Trainer, RefusesAPartOfValidationDataOfUnknownLength) {
       session.plan.eval_loader, session.world);
   EXPECT_THAT(
       message_of([&] { Trainer(session).fit(task, data, &validation); }),
-      StartsWith("--validate.max_batches 10%: the length of the validation data is not known, expected a number "
-                 "of steps"));
+      StartsWith("--validate.max_batches 10%: the length of this data is not known, expected a number of steps"));
+  Trainer trainer(session);
+  EXPECT_EQ(message_of<ConfigError>([&] { trainer.validate(task, validation); }),
+            "--validate.max_batches 10%: the length of this data is not known, expected a number of steps | use "
+            "--validate.max_batches N");
+  EXPECT_THAT(message_of<ConfigError>([&] { trainer.test(task, validation); }), StartsWith("--test.max_batches 10%: "));
+  EXPECT_THAT(message_of<ConfigError>([&] { trainer.predict(task, validation); }),
+              StartsWith("--predict.max_batches 10%: "));
 }
 
 TEST(Trainer, RanksAsThreadsAreOneRank) {
@@ -280,7 +290,7 @@ TEST(Trainer, StopsWhenAThreadAsks) {
   Session session = Session::single(in_memory({.max_epochs = 0, .max_steps = 1000000, .batch_size = 4}));
   class Stopper final : public Callback {
    public:
-    std::string_view name() const override { return "stopper"; }
+    std::string name() const override { return "stopper"; }
     std::uint32_t stages() const override { return 0 | Stage::step_end; }
     void on(const StageContext& context) override {
       if (context.state.step == 5) {
@@ -439,7 +449,7 @@ TEST(Trainer, ClipsAndSchedules) {
       in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1e-3, .schedule = "warmup:4"}}));
   class Watch final : public Callback {
    public:
-    std::string_view name() const override { return "watch"; }
+    std::string name() const override { return "watch"; }
     std::uint32_t stages() const override { return 0 | Stage::step_end; }
     void on(const StageContext& context) override {
       rates.push_back(context.step.lr);
@@ -786,7 +796,7 @@ class Labelled final : public Task {
 
 class LastReport final : public Callback {
  public:
-  std::string_view name() const override { return "last_report"; }
+  std::string name() const override { return "last_report"; }
   std::uint32_t stages() const override { return Stage::report | Stage::step_end; }
   void on(const StageContext& context) override {
     if (context.stage == Stage::report) {

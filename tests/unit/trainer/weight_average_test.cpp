@@ -227,7 +227,7 @@ TEST(WeightAverage, OfBuffersIsUsedInEveryEvaluationAfterTheFit) {
 /// Has the name of the average, and saves something else.
 class OtherAverage final : public Callback {
  public:
-  std::string_view name() const override { return "weight_average"; }
+  std::string name() const override { return "weight_average"; }
   std::uint32_t stages() const override { return 0; }
   void on(const StageContext&) override {}
   NamedTensors save() const override { return {{"weight", at::ones({2, 2})}, {"other", at::ones({1})}}; }

@@ -1,12 +1,23 @@
 #include "world/agreement.h"
 
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/nn/modules/linear.h>
+
 #include <lockstep/base/error.h>
 
+#include "parallel/parameter_sync.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -52,6 +63,44 @@ TEST(FindDisagreement, IsSilentWhereAllAreEqual) {
   EXPECT_FALSE(find_disagreement({""}));
 }
 
+/// Exchanges between the ranks in `work`; a gather is two: of the lengths, and of the texts.
+std::uint64_t exchanges_in(const World& world, const std::function<void()>& work) {
+  const auto& group = WorldAccess::group(world);
+  const std::uint64_t before = group->getSequenceNumberForGroup();
+  work();
+  return group->getSequenceNumberForGroup() - before;
+}
+
+TEST(FindDisagreement, GathersTheTextsOnlyIfTheyDiffer) {
+  thread_world(3, [](World& world) {
+    EXPECT_EQ(exchanges_in(world, [&] { EXPECT_FALSE(find_disagreement("a\nb", world)); }), 1U);
+    for (const int odd : {0, 2}) {
+      const auto differ = [&] {
+        const auto found = find_disagreement(world.rank() == odd ? "a\nc" : "a\nb", world);
+        ASSERT_TRUE(found);
+        EXPECT_EQ(found->rank, static_cast<std::size_t>(odd));
+        EXPECT_EQ(found->found + found->expected, "cb");
+      };
+      EXPECT_EQ(exchanges_in(world, differ), 1U + 2U);
+    }
+  });
+}
+
+TEST(FindDisagreement, SeesEveryByteAndTheLength) {
+  const std::string zeros(17, '\0');
+  std::vector<std::pair<std::string, std::string>> pairs{{"", zeros.substr(0, 1)}, {zeros, zeros.substr(1)}};
+  for (std::size_t at = 0; at < zeros.size(); ++at) {
+    pairs.emplace_back(zeros, zeros);
+    pairs.back().second[at] = '\x80';
+  }
+  thread_world(2, [&](World& world) {
+    for (const auto& [first, second] : pairs) {
+      EXPECT_FALSE(WorldAccess::all_equal(world, world.is_main() ? first : second));
+      EXPECT_TRUE(WorldAccess::all_equal(world, second));
+    }
+  });
+}
+
 TEST(RankPlaces, AreALinePerRankAndASummaryOfMany) {
   const RankPlace gpu{.host = "a", .device = "cuda:1 NVIDIA H100 GPU-1", .pid = 12};
   const RankPlace back = parse_place(to_line(gpu));
@@ -81,6 +130,16 @@ TEST(AgreeAtStart, NamesTheSettingAndTheOddRank) {
   const auto of_two =
       agree(2, [](World& world) { agree_at_start({.optim = {.lr = world.rank() == 1 ? 0.2 : 0.1}}, "", world); });
   EXPECT_STREQ(of_two.what(), "rank 1 has optim.lr = 0.2, rank 0 has optim.lr = 0.1");
+}
+
+// The one gather is that of the places.
+TEST(AgreeAtStart, AndEqualModelsNeedFewExchanges) {
+  thread_world(3, [](World& world) {
+    const torch::nn::Linear model(2, 3);
+    EXPECT_EQ(exchanges_in(world, [&] { agree_at_start({}, "", world); }), 1U + 2U);
+    EXPECT_EQ(exchanges_in(world, [&] { compare_parameters(*model, world); }), 1U);
+    EXPECT_EQ(exchanges_in(world, [&] { compare_frozen(*model, world); }), 1U);
+  });
 }
 
 TEST(AgreeAtStart, LetsRanksDifferWhereTheyMay) {
