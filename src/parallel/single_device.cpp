@@ -26,6 +26,12 @@ namespace lockstep {
 
 namespace {
 
+/// Of a 0-dim tensor on the CPU, where nothing has to be waited for.
+bool is_finite_norm(const at::Tensor& norm) {
+  return norm.scalar_type() == at::kDouble ? std::isfinite(*norm.const_data_ptr<double>())
+                                           : std::isfinite(*norm.const_data_ptr<float>());
+}
+
 struct Parameters {
   NamedTensors trained{};
   NamedTensors frozen{};
@@ -207,7 +213,7 @@ void SingleDeviceOptimizer::clip_groups() {
 at::Tensor SingleDeviceOptimizer::grad_norm() {
   at::Tensor norm = global_norm(defined_grads(), strategy_.world_.device());
   if (skips_not_finite() && norm.is_cpu()) {
-    if (!std::isfinite(norm.item<double>())) {
+    if (!is_finite_norm(norm)) {
       not_finite_.reset();  // a callback may have changed the gradients since an earlier norm
     } else if (!not_finite_.defined()) {
       not_finite_ = at::zeros({}, at::kFloat);

@@ -71,7 +71,7 @@ TEST_P(SecondStart, IsRefusedAndTouchesNothing) {
     second.insert(second.end(), flags.begin(), flags.end());
     const auto refused = run_program(second);
     EXPECT_EQ(refused.code, 65) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr("error: run directory "));
+    EXPECT_THAT(refused.err, HasSubstr("run directory "));
     EXPECT_THAT(refused.err, HasSubstr("is in use by pid " + std::to_string(first.pid()) + " on "));
     EXPECT_EQ(runs(), 1) << "the run was renamed under its owner";
     EXPECT_TRUE(files_in(run()) == before) << "a file of the running run was touched";

@@ -199,10 +199,11 @@ TEST(ParseInvocation, ReportsEveryProblem) {
           "LOCKSTEP_CFG_DATA_WORKERS=many: expected a whole number from 0 to 1024 | data.workers: threads per "
           "rank that build batches (a stream has one); 0: the training thread builds them",
           "LOCKSTEP_CFG_MAX_STEP: unknown setting in the environment | did you mean LOCKSTEP_CFG_MAX_STEPS?",
+          "unexpected argument \"stray\" | this program takes flags only; see --help",
           "--optim.lr fast: expected a number of 0 or more | optim.lr: base learning rate; 0: the one of the program's "
           "optimizer",
-          "--seed -1: expected a whole number from 0 to 18446744073709551615 | seed: all random numbers derive from it",
-          "unexpected argument \"stray\" | this program takes flags only; see --help"));
+          "--seed -1: expected a whole number from 0 to 18446744073709551615 | seed: all random numbers derive from "
+          "it"));
 }
 
 TEST(ParseInvocation, SuggestsTheNearestName) {
@@ -778,9 +779,9 @@ TEST(ParseInvocation, ChangesNoProgramValueAfterAnError) {
   EXPECT_THAT(problems({"--hidden", "8", "--seed", "x"}, {}, {}, flags), testing::SizeIs(1));
   EXPECT_EQ(hidden, 64);
   EXPECT_THAT(problems({"--hidden", "wide", "abc", "def"}, {}, {}, flags),
-              ElementsAre("--hidden wide: expected a whole number | hidden: width of the hidden layer",
-                          "epochs abc: expected a whole number | epochs: how long",
-                          "unexpected argument \"def\" | this program takes one argument at most; see --help"));
+              ElementsAre("epochs abc: expected a whole number | epochs: how long",
+                          "unexpected argument \"def\" | this program takes one argument at most; see --help",
+                          "--hidden wide: expected a whole number | hidden: width of the hidden layer"));
 }
 
 TEST(ParseInvocation, RejectsAProgramFlagWithTheNameOfAField) {
