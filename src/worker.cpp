@@ -346,7 +346,7 @@ int RankProcess::finish(World& world) {
 // Before the other ranks hear of the failure: a launcher may kill this one then.
 std::optional<ExitCode> RankProcess::halve_batch(const std::exception& error, std::string& advice) {
   const bool is_asked =
-      plan_.config.memory.halve_batch && largest_micro_batch(plan_.loader.batch, plan_.world_size) > 1;
+      remembers_batch_limit(plan_.config) && largest_micro_batch(plan_.loader.batch, plan_.world_size) > 1;
   if (!is_asked || !run_hold_ || !is_out_of_memory(error)) {
     return std::nullopt;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <system_error>
 
@@ -17,6 +18,15 @@ inline std::filesystem::path follow_links(const std::filesystem::path& file) {
 /// The directory in which `path` is: "." for a name alone.
 inline std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+/// By more than a second: a run writes its files at about the same time, and so does a copy of it. False if one of them
+/// is missing.
+inline bool was_written_later(const std::filesystem::path& file, const std::filesystem::path& other) {
+  std::error_code failure;
+  const auto of_file = std::filesystem::last_write_time(file, failure);
+  const auto of_other = failure ? of_file : std::filesystem::last_write_time(other, failure);
+  return !failure && of_file > of_other + std::chrono::seconds(1);
 }
 
 /// "": it was deleted.

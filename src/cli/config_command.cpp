@@ -24,9 +24,8 @@ namespace {
 
 constexpr FlagRow kFlags[] = {
     {"check", "FILE",
-     "print all problems of a .toml file, with their lines, or of a .json file; those that depend on the program's "
-     "defaults only "
-     "the program finds"},
+     "print all problems of a .toml file, with their lines, or of a .json file; only the program itself finds those "
+     "that depend on its defaults"},
     {"migrate", "FILE",
      "give settings of earlier versions and of other systems their names of today in a .toml file, print each change, "
      "and check the result; the old file becomes FILE.old"},

@@ -1,3 +1,6 @@
+#include <string>
+#include <string_view>
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,16 +22,25 @@ std::string overview(int width) {
   return text + layout.entry("--version", "print the version") + "\nlockstep COMMAND --help explains a command.\n";
 }
 
-int help(const CommandLine& line, const Variables& variables) {
-  const int width = probe_terminal(STDOUT_FILENO, variables).width;
-  const std::string name = line.arguments.empty() ? "lockstep" : line.arguments[0];
-  const bool is_converter = name == "lockstep-convert";
-  if (line.has("man") && !is_converter && name != "lockstep") {
-    find_command(name);  // its page is that of all commands
+/// Throws: ConfigError if there is no command of this name.
+std::string manual_of(std::string_view name) {
+  if (name == "lockstep-convert") {
+    return converter_manual_page();
   }
-  fmt::print("{}", line.has("man")          ? is_converter ? converter_manual_page() : manual_page()
-                            : line.arguments.empty() ? overview(width)
-                                            : help_of(find_command(line.arguments[0]), width));
+  if (name != "lockstep") {
+    find_command(name);  // refuses what is no command; one page describes all commands
+  }
+  return manual_page();
+}
+
+int help(const CommandLine& line, const Variables& variables) {
+  const bool is_general = line.arguments.empty();
+  if (line.has("man")) {
+    fmt::print("{}", manual_of(is_general ? "lockstep" : line.arguments[0]));
+    return 0;
+  }
+  const int width = probe_terminal(STDOUT_FILENO, variables).width;
+  fmt::print("{}", is_general ? overview(width) : help_of(find_command(line.arguments[0]), width));
   return 0;
 }
 

@@ -9,7 +9,8 @@ namespace lockstep::own_variables {
 /// descendants always inherit it. A launch inside a launch adds its own mark.
 inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
 
-/// Marks processes that a rank leaves behind to finish something, if it fails: the supervisor gives them some time.
+/// Marks a process that may finish its work after its rank has failed: the supervisor waits deadlines::kMayFinish for
+/// it.
 inline constexpr const char* kMayFinish = "LOCKSTEP_MAY_FINISH";
 
 inline constexpr const char* kControlFd = "LOCKSTEP_CONTROL_FD";

@@ -31,7 +31,8 @@ inline constexpr milliseconds kFirstReport{500};       ///< somebody began to re
 inline constexpr milliseconds kAnnounce{5000};         ///< an announcement that the store does not take is given up
 inline constexpr milliseconds kAnnounceOrder{1000};    ///< the same for a rank that its supervisor has told to end
 inline constexpr milliseconds kFirstHeartbeat{30000};  ///< of a node, besides dist.heartbeat_timeout_s
-inline constexpr milliseconds kSend{1000};  ///< a line waits so long, once, for a full channel to the supervisor
+// A line waits so long for room in the channel to the supervisor; the next ones do not wait until there was room.
+inline constexpr milliseconds kSend{1000};
 
 // What may read before it loses the store.
 inline constexpr milliseconds kLinger{900};          ///< rank 0, until the others have read what failed

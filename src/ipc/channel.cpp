@@ -43,6 +43,7 @@ std::string_view shorten(std::string_view text) noexcept {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kAtOnce = Clock::time_point::min();  // does not wait
 constexpr auto kForEver = Clock::time_point::max();
 
 /// Until then a message waits for room. Only the latest status matters, and the supervisor must not wait. Without the
@@ -52,7 +53,7 @@ Clock::time_point deadline_of(Message::Kind kind, bool is_stuck) noexcept {
     case Message::Kind::status:
     case Message::Kind::abort:
     case Message::Kind::dump:
-      return Clock::time_point::min();
+      return kAtOnce;
     case Message::Kind::failure:
     case Message::Kind::finished:
       return kForEver;
@@ -61,7 +62,7 @@ Clock::time_point deadline_of(Message::Kind kind, bool is_stuck) noexcept {
     case Message::Kind::left:
       break;
   }
-  return is_stuck ? Clock::time_point::min() : Clock::now() + deadlines::kSend;
+  return is_stuck ? kAtOnce : Clock::now() + deadlines::kSend;
 }
 
 /// False at the deadline. The end of the other process ends the wait, too.
@@ -77,8 +78,7 @@ bool wait_writable(int fd, Clock::time_point deadline) noexcept {
 
 /// The process that sent the packet; 0: the socket was not asked for it.
 pid_t sender_of(msghdr& packet) noexcept {
-  for (const cmsghdr* part = CMSG_FIRSTHDR(&packet); part != nullptr;
-       part = CMSG_NXTHDR(&packet, const_cast<cmsghdr*>(part))) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&packet); part != nullptr; part = CMSG_NXTHDR(&packet, part)) {
     if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_CREDENTIALS) {
       ucred sender{};
       std::memcpy(&sender, CMSG_DATA(part), sizeof sender);
@@ -133,7 +133,7 @@ void Channel::send(const Message& message) const noexcept {
     const bool full = errno == EAGAIN;
     const bool again = full ? wait_writable(fd(), deadline) : errno == EINTR;
     if (!again) {
-      if (deadline != Clock::time_point::min()) {
+      if (deadline != kAtOnce) {
         is_stuck = full;  // only a message that has waited knows
       }
       return;

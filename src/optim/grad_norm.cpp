@@ -18,6 +18,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/SmallVector.h>
 
+#include "base/ceil_div.h"
 #include "base/vectorized.h"
 
 namespace lockstep {
@@ -39,7 +40,7 @@ bool are_floats_on_host(std::span<const at::Tensor> gradients) {
 constexpr std::int64_t kChunk = 1 << 15;  // elements
 constexpr std::int64_t kInParallel = 4;   // chunks; fewer are not worth other threads
 
-std::int64_t chunks_of(const at::Tensor& gradient) { return (gradient.numel() + kChunk - 1) / kChunk; }
+std::int64_t chunks_of(const at::Tensor& gradient) { return ceil_div(gradient.numel(), kChunk); }
 
 std::int64_t chunks_of(std::span<const at::Tensor> gradients) {
   std::int64_t chunks = 0;

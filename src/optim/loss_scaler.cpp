@@ -78,8 +78,9 @@ void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer) {
 void LossScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& skip) {
   const at::NoGradGuard no_grad;
   step_unless(any_of(found_inf_, skip), optimizer);
-  at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, options_.growth_factor, options_.backoff_factor,
-                         options_.growth_interval);
+  constexpr double kGrowth = 2;
+  constexpr double kBackoff = 0.5;
+  at::_amp_update_scale_(scale_, growth_tracker_, found_inf_, kGrowth, kBackoff, options_.growth_interval);
 }
 
 NamedTensors LossScaler::state(const std::string& prefix) const {

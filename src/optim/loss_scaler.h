@@ -31,11 +31,9 @@ at::Tensor any_not_finite(std::span<const at::Tensor> gradients, c10::Device dev
 /// optimizer is not a SkipsOnDevice.
 void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer);
 
-/// Settings and defaults of torch.amp.GradScaler.
+/// Settings and defaults of torch.amp.GradScaler, which doubles the scale, and halves it.
 struct LossScalerOptions {
   double initial = 65536;
-  double growth_factor = 2;
-  double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;  ///< steps in a row without infinity, after which the scale grows
 };
 

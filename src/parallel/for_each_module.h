@@ -1,4 +1,4 @@
-// parallel/for_each_module.h
+// A walk over the parts of a module that is fast enough for a step.
 #pragma once
 
 #include <memory>

@@ -208,10 +208,15 @@ void SingleDeviceOptimizer::clip_groups() {
   }
 }
 
-// A finite norm says that all gradients are finite. One that is not finite says nothing, because squares may overflow,
-// and on a GPU reading it would wait.
 at::Tensor SingleDeviceOptimizer::grad_norm() {
   at::Tensor norm = global_norm(defined_grads(), strategy_.world_.device());
+  note_norm(norm);
+  return norm;
+}
+
+// A finite norm says that all gradients are finite. One that is not finite says nothing, because squares may overflow,
+// and on a GPU reading it would wait.
+void SingleDeviceOptimizer::note_norm(const at::Tensor& norm) {
   if (skips_not_finite() && norm.is_cpu()) {
     if (!is_finite_norm(norm)) {
       not_finite_.reset();  // a callback may have changed the gradients since an earlier norm
@@ -219,7 +224,6 @@ at::Tensor SingleDeviceOptimizer::grad_norm() {
       not_finite_ = at::zeros({}, at::kFloat);
     }
   }
-  return norm;
 }
 
 // Unless the norm of this step has already given the answer.
@@ -228,7 +232,7 @@ void SingleDeviceOptimizer::look_for_not_finite() {
     return;
   }
   if (strategy_.world_.device().is_cpu()) {
-    grad_norm();  // only reads
+    note_norm(global_norm(defined_grads(), strategy_.world_.device()));  // only reads
   }
   if (!not_finite_.defined()) {
     not_finite_ = any_not_finite(defined_grads(), strategy_.world_.device());

@@ -70,6 +70,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void unscale_grads();
   /// With optim.non_finite skip: call it before something that changes which gradients are finite.
   void look_for_not_finite();
+  /// With optim.non_finite skip: what a norm of the gradients says.
+  void note_norm(const at::Tensor& norm);
   /// The names of parameters_ that have no gradient.
   std::vector<std::string> without_gradient() const;
   /// "2 of 29 parameters got no gradient on rank 0: a, b".

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/vectorized.h"
@@ -29,13 +30,13 @@ at::Tensor random_bits(std::int64_t begin, std::int64_t end, std::uint64_t key, 
 }
 
 /// The bits of floats as those of bfloat16.
-LOCKSTEP_VECTORIZED void round_bits(const std::uint32_t* from, std::uint16_t* to, std::int64_t count,
+LOCKSTEP_VECTORIZED void round_bits(const std::uint32_t* from, std::uint16_t* to, std::int64_t begin, std::int64_t end,
                                     std::uint64_t key) noexcept {
   constexpr std::uint32_t kInfinity = 0x7f800000;
   constexpr std::uint32_t kQuiet = 0x00400000;  // otherwise the upper half of NaN may be that of infinity
   const auto low = static_cast<std::uint32_t>(key);
   const auto high = static_cast<std::uint32_t>(key >> 32);
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = begin; i < end; ++i) {
     std::uint32_t x = static_cast<std::uint32_t>(i) + low;
     x = ((x ^ (x >> 16)) * kFirstFactor) ^ high;
     x = (x ^ (x >> 15)) * kSecondFactor;
@@ -73,8 +74,11 @@ at::Tensor stochastically_rounded(const at::Tensor& values, std::uint64_t key) {
     return rounded_by_operations(values, key);
   }
   at::Tensor rounded = at::empty(values.sizes(), values.options().dtype(at::kBFloat16));
-  round_bits(values.view(at::kUInt32).const_data_ptr<std::uint32_t>(),
-             rounded.view(at::kUInt16).mutable_data_ptr<std::uint16_t>(), values.numel(), key);
+  constexpr std::int64_t kGrain = 1 << 15;  // elements; fewer are not worth another thread
+  const auto* const from = values.view(at::kUInt32).const_data_ptr<std::uint32_t>();
+  auto* const to = rounded.view(at::kUInt16).mutable_data_ptr<std::uint16_t>();
+  at::parallel_for(0, values.numel(), kGrain,
+                   [&](std::int64_t begin, std::int64_t end) { round_bits(from, to, begin, end, key); });
   return rounded;
 }
 

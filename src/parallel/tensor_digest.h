@@ -1,4 +1,4 @@
-// parallel/tensor_digest.h
+// A number by which ranks compare a tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

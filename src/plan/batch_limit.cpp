@@ -18,8 +18,6 @@ namespace {
 
 constexpr int kLimitFormat = 1;
 
-std::int64_t asked_batch_size(const Plan& plan) { return plan.asked ? plan.asked->batch_size : plan.config.batch_size; }
-
 }  // namespace
 
 std::string to_json(const BatchLimit& limit) {
@@ -48,16 +46,17 @@ std::string device_with_memory(const LocalDevice& device) {
 }
 
 BatchLimit batch_limit(const Plan& plan, const LocalDevice& device) {
-  return {.batch_size = asked_batch_size(plan),
+  return {.batch_size = asked_config(plan).batch_size,
           .device = device_with_memory(device),
           .too_large = largest_micro_batch(plan.loader.batch, plan.world_size)};
 }
 
 std::optional<BatchLimit> find_batch_limit(const Plan& plan, const std::vector<BatchLimit>& known,
                                            const std::vector<std::string>& devices) {
+  const std::int64_t asked = asked_config(plan).batch_size;
   std::optional<BatchLimit> found;
   for (const BatchLimit& limit : known) {
-    const bool counts = limit.batch_size == asked_batch_size(plan) &&
+    const bool counts = limit.batch_size == asked &&
                         limit.too_large <= largest_micro_batch(plan.loader.batch, plan.world_size) &&
                         std::ranges::find(devices, limit.device) != devices.end();
     if (counts && (!found || limit.too_large < found->too_large)) {

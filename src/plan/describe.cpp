@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "config/field_value.h"
 #include "environment/build_info.h"
+#include "plan/batch_limit.h"
 
 namespace lockstep {
 namespace {
@@ -18,18 +19,15 @@ std::string gpu_text(const Plan& plan) {
   std::vector<std::string> groups;
   const auto& devices = plan.local_devices;
   for (std::size_t first = 0, end = 0; first < devices.size(); first = end) {
-    const std::string memory = human_bytes(devices[first].memory_bytes);
+    const std::string device = device_with_memory(devices[first]);
     std::vector<int> indices;
-    for (; end < devices.size() && devices[end].name == devices[first].name &&
-           human_bytes(devices[end].memory_bytes) == memory;
-         ++end) {
+    for (; end < devices.size() && device_with_memory(devices[end]) == device; ++end) {
       indices.push_back(devices[end].id.index);
     }
     const std::size_t members = indices.size();
     indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
     groups.push_back(
-        fmt::format("{}{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "", devices[first].name,
-                    devices[first].memory_bytes > 0 ? fmt::format(" ({})", memory) : "", format_ranges(indices)));
+        fmt::format("{}{}, cuda:{}", members > 1 ? fmt::format("{} x ", members) : "", device, format_ranges(indices)));
   }
   return join(groups, "; ");
 }
@@ -102,16 +100,25 @@ std::string optimizer_text(const OptimConfig& optim) {
   return text;
 }
 
-/// ", 50 steps", ", 10% of all steps"
+/// "50 steps", "10% of all steps"
 std::string steps_text(StepCount steps) {
   return steps.is_all()    ? ""
-         : steps.is_part() ? fmt::format(", {} of all steps", to_text(steps))
-                           : ", " + counted(steps.number(), "step");
+         : steps.is_part() ? fmt::format("{} of all steps", to_text(steps))
+                           : counted(steps.number(), "step");
+}
+
+/// ", 50 steps"
+std::string after_comma(const std::string& text) { return text.empty() ? "" : ", " + text; }
+
+/// "the first 50 steps", "the first 10% of all steps"
+std::string first_steps_text(StepCount steps) {
+  const std::string text = steps_text(steps);
+  return text.empty() ? "" : "the first " + text;
 }
 
 /// ", 50 steps per epoch", ", at least 200 steps per epoch"
 std::string epoch_length_text(const DataConfig& data) {
-  std::string text = steps_text(data.steps_per_epoch);
+  std::string text = after_comma(steps_text(data.steps_per_epoch));
   if (data.min_steps_per_epoch > 0) {
     text += ", at least " + counted(data.min_steps_per_epoch, "step");
   }
@@ -152,12 +159,7 @@ std::string validation_text(const ValidateConfig& validate) {
   if (when.empty()) {
     return "never";
   }
-  return fmt::format("{}{}, if fit() gets validation data", when, steps_text(validate.max_batches));
-}
-
-/// "the first 50 steps", "the first 10% of all steps"
-std::string first_steps_text(StepCount steps) {
-  return steps.is_all() ? "" : "the first" + steps_text(steps).substr(1);
+  return fmt::format("{}{}, if fit() gets validation data", when, after_comma(steps_text(validate.max_batches)));
 }
 
 /// "val_loss (min)"

@@ -13,6 +13,7 @@
 #include "config/field_value.h"
 #include "config/without_files.h"
 #include "environment/visible_devices.h"
+#include "plan/batch_limit.h"
 #include "plan/batch_plan.h"
 #include "plan/device_choice.h"
 #include "plan/resolve_checked.h"
@@ -251,9 +252,10 @@ void warn_about_other_launchers(const Plan& plan, const std::optional<Identity>&
 }
 
 void warn_about_nothing_to_remember(const TrainConfig& config, Findings& findings) {
-  if (config.memory.halve_batch && !config.fresh && !writes_files(config)) {
+  if (config.memory.halve_batch && !remembers_batch_limit(config)) {
     findings.warnings.push_back(
-        "--memory.halve_batch remembers nothing: this run writes no files, so no later start knows what did not fit");
+        "--memory.halve_batch remembers nothing: this run writes no files, so no later start knows what did not fit; "
+        "use a smaller --batch_size if memory runs out");
   }
 }
 

@@ -28,9 +28,12 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t kMostPending = std::size_t{64} << 20;  // bytes
 
-/// As in config.toml: infinity, and "" for no number, are texts too.
+/// A number or a truth value is one in JSON, too. What JSON cannot write ("inf", "" for no number) is sent as a text.
 Json value_of(const RunSetting& setting) {
-  const Json value = Json::parse(setting.is_text ? "" : setting.text, nullptr, /*allow_exceptions=*/false);
+  if (setting.is_text) {
+    return setting.text;
+  }
+  const Json value = Json::parse(setting.text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? Json(setting.text) : value;
 }
 

@@ -1,19 +1,18 @@
 #include "report/metric_rows.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <map>
 #include <numeric>
 #include <span>
-#include <system_error>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
 #include "base/json.h"
+#include "base/paths.h"
 #include "base/run_files.h"
 #include "base/special_number.h"
 #include "base/text.h"
@@ -266,15 +265,6 @@ std::optional<MetricRows> read_metric_lines(FileSystem& fs, const std::filesyste
   return rows;
 }
 
-/// A later start has written only the table.
-bool was_written_later(const std::filesystem::path& table, const std::filesystem::path& lines) {
-  constexpr std::chrono::seconds kResolution{1};  // each report writes both files, and so does a copy of a run
-  std::error_code failure;
-  const auto of_table = std::filesystem::last_write_time(table, failure);
-  const auto of_lines = failure ? of_table : std::filesystem::last_write_time(lines, failure);
-  return !failure && of_table > of_lines + kResolution;
-}
-
 }  // namespace
 
 std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem::path& run, std::int64_t last_bytes) {
@@ -289,6 +279,7 @@ std::optional<MetricRows> read_metric_rows(FileSystem& fs, const std::filesystem
       throw;
     }
   }
+  // A later start may have written only the table.
   if (has_table && (!rows || rows->series.empty() || was_written_later(table, lines))) {
     rows = parse_metric_table(read_metric_file(fs, table));
   }
@@ -340,7 +331,8 @@ std::vector<RankTimes> parse_rank_times(std::string_view text) {
       previous = std::exchange(current, *step);
     }
     const int index = static_cast<int>(*rank);
-    const auto counted_steps = steps_at ? number(cells[*steps_at]) : std::nullopt;  // earlier rows have none
+    // Empty in rows that are older than the column.
+    const auto counted_steps = steps_at ? number(cells[*steps_at]) : std::nullopt;
     const double steps = counted_steps.value_or(static_cast<double>(current - previous));
     RankTimes& times = ranks[index];
     times.rank = index;

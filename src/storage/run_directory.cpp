@@ -78,7 +78,8 @@ std::string kept_batch_limit(FileSystem& fs, const Path& directory) noexcept {
     const Path file = directory / kBatchLimitName;
     return fs.exists(file) ? read_file(fs, file) : std::string();
   } catch (const std::exception& error) {
-    log_warning(fmt::format("a micro-batch that did not fit is not known: {}", error.what()));
+    log_warning(fmt::format("cannot read which micro-batch did not fit, so the given batch_size is tried again: {}",
+                            error.what()));
     return {};
   }
 }
@@ -87,7 +88,9 @@ void drop_batch_limit(FileSystem& fs, const Path& directory) noexcept {
   try {
     fs.remove(directory / kBatchLimitName);
   } catch (const std::exception& error) {
-    log_warning(fmt::format("--fresh: a micro-batch that did not fit is not forgotten: {}", error.what()));
+    log_warning(fmt::format(
+        "--fresh: cannot remove the file of a micro-batch that did not fit; delete it, or the next start uses it: {}",
+        error.what()));
   }
 }
 
@@ -173,8 +176,8 @@ void RunDirectory::lock(const LaunchName* patient_with) {
       }
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
-                            fmt::format("wait for that run to end, or use another --run_name; if that process is gone, "
-                                        "one that it started still has {} open (fuser names it)",
+                            fmt::format("wait for that run to end, or use another --run_name; if that process has "
+                                        "ended, a process that it started still has {0} open: fuser {0} names it",
                                         (directory_ / kLockName).string()));
     }
     std::this_thread::sleep_for(kPause);

@@ -248,7 +248,7 @@ std::string quoted(const std::string& text) {
     return Json(text).dump();
   } catch (const nlohmann::json::exception&) {
     throw CheckpointError(fmt::format("the name or metadata text '{}' is not UTF-8", printable(text)),
-                          "give each tensor a name in UTF-8");
+                          "write the names of tensors and the texts of the metadata in UTF-8");
   }
 }
 

@@ -24,8 +24,8 @@ class SignalInbox {
 
   int fd() const noexcept { return fd_.get(); }
   std::optional<int> take() noexcept;  ///< the next queued signal
-  /// The next one that requests a stop. SIGUSR2, which asks ranks for their stacks, is dropped before it, and SIGTSTP
-  /// suspends this process: call it while there are no ranks.
+  /// The next one that requests a stop. For a process that has no ranks of its own at the moment: SIGUSR2, which asks
+  /// ranks for their stacks, is dropped, and SIGTSTP suspends this process alone.
   std::optional<int> take_stop() noexcept;
   /// As SIGTSTP without a handler: returns when the process goes on, and at once where no shell could let it go on.
   static void suspend() noexcept;

@@ -252,7 +252,8 @@ void Fit::prepare() {
   prepare_graphs(has_metrics);
 }
 
-// It is another one than planned if a resumed run keeps that of its checkpoint, or if a ReloadedLoader changes it.
+// The global batch is not the planned one if a resumed run keeps that of its checkpoint, or if a ReloadedLoader changes
+// it.
 std::int64_t Fit::follow_global_batch() {
   const std::int64_t known = train_.position().global_batch;
   const std::int64_t batch = known > 0 ? known : plan_.loader.batch.global_batch_size;
@@ -318,7 +319,9 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   validation_times_.begin(limits_.steps_per_epoch());  // a resumed epoch may have another number of steps
   Metrics measured = metrics_of(origin->contents);
   reports_.restore_last(measured);
-  const bool ended_epoch = state_.epoch > saved_state(origin->contents).epoch;  // it is over with this global batch
+  const bool ended_epoch =
+      state_.epoch >
+      saved_state(origin->contents).epoch;  // with this global batch, the epoch of the checkpoint is over
   if (ended_epoch && validation_ != nullptr && !has_validation(measured)) {
     place_.validation_is_due |= validation_times_.is_due(state_, place_.steps, /*ends_epoch=*/true);
   }

@@ -204,7 +204,7 @@ void check_drop_last(const TrainConfig& config, const CheckpointContents& conten
         fmt::format("--sampler.drop_last is {} now, {} when the checkpoint was written, in the middle of an epoch of "
                     "--data.steps_per_epoch or --data.min_steps_per_epoch",
                     now, saved),
-        "until the end of the epoch keep --sampler.drop_last, or start over with --fresh");
+        fmt::format("use --sampler.drop_last {} until the end of the epoch, or start over with --fresh", saved));
   }
 }
 

@@ -295,8 +295,8 @@ void OptimizerStep::check_that_gradients_are_its_own() const {
                             index_, *changed_by_, *changed_by_));
   }
   if (is_used_) {
-    throw Error(fmt::format("Step::optimizer({}) updates with gradients of its last update, which had no zero_grad() "
-                            "since",
+    throw Error(fmt::format("Step::optimizer({}) updates with gradients of its last update: there was no zero_grad() "
+                            "in between",
                             index_),
                 "call OptimizerStep::zero_grad() before the first forward of each update; zero_grad() of a module does "
                 "not replace it");

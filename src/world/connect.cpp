@@ -189,8 +189,10 @@ World World::single(c10::Device device) {
 }
 
 World World::channel(std::string_view purpose) {
-  World made = impl_->alone() ? single(c10::Device(c10::kCPU))
-                              : WorldAccess::connect_again(*this, purpose, c10::Device(c10::kCPU), Backend::gloo);
+  if (!impl_->alone()) {
+    return WorldAccess::connect_again(*this, purpose, c10::Device(c10::kCPU), Backend::gloo);
+  }
+  World made = single(c10::Device(c10::kCPU));
   made.impl_->start_directory = impl_->start_directory;
   return made;
 }

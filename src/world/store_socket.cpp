@@ -50,11 +50,14 @@ std::string numeric_address(int fd, decltype(&getsockname) which) {
   return text.data();
 }
 
-std::string no_answer() { return fmt::format("it does not answer within {} s", kAnswerTime.count()); }
+/// What a listener did after c10d's greeting.
+struct Reply {
+  std::string wrong{};  ///< "": it is a c10d server
+  bool is_silent = false;
+};
 
-/// Sends c10d's greeting and a ping; a c10d server returns the number of the ping. "": it did; otherwise what came
-/// instead.
-std::string greet(int fd) {
+/// Sends c10d's greeting and a ping; a c10d server returns the number of the ping.
+Reply greet(int fd) {
   constexpr std::uint32_t kNumber = 0x6c6f636b;
   std::array<char, 10> greeting{};
   greeting[0] = static_cast<char>(c10d::detail::QueryType::VALIDATE);
@@ -62,7 +65,7 @@ std::string greet(int fd) {
   greeting[5] = static_cast<char>(c10d::detail::QueryType::PING);
   std::memcpy(&greeting[6], &kNumber, sizeof kNumber);
   if (send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(greeting.size())) {
-    return "it closes connections at once";
+    return {.wrong = "it closes connections at once"};
   }
   const auto end = Clock::now() + kAnswerTime;
   const std::string expected(reinterpret_cast<const char*>(&kNumber), sizeof kNumber);
@@ -70,18 +73,30 @@ std::string greet(int fd) {
   while (answer != expected) {
     std::array<char, 64> buffer{};
     if (!ready(fd, POLLIN, std::chrono::duration_cast<milliseconds>(end - Clock::now()))) {
-      return no_answer();
+      return {.wrong = fmt::format("it does not answer within {} s", kAnswerTime.count()), .is_silent = true};
     }
     const ssize_t got = recv(fd, buffer.data(), buffer.size(), 0);
     if (got <= 0) {
-      return answer.empty() ? "it closes the connection" : fmt::format("it sends '{}'", printable(answer));
+      return {.wrong = answer.empty() ? "it closes the connection" : fmt::format("it sends '{}'", printable(answer))};
     }
     answer.append(buffer.data(), static_cast<std::size_t>(got));
     if (!expected.starts_with(answer)) {
-      return fmt::format("it sends '{}'", printable(answer));
+      return {.wrong = fmt::format("it sends '{}'", printable(answer))};
     }
   }
   return {};
+}
+
+std::string what_is_missing(const Identity& identity, bool is_resolved, bool is_silent, int error) {
+  if (!is_resolved) {
+    return fmt::format("cannot resolve {} from {}: {}", identity.master_addr, identity.master_source,
+                       gai_strerror(error));
+  }
+  if (is_silent) {
+    return fmt::format("what listens on {} does not answer: rank 0, which is starting, or another program",
+                       store_address(identity));
+  }
+  return fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity));
 }
 
 [[noreturn]] void throw_stranger(const Identity& identity, int fd, const std::string& wrong) {
@@ -116,26 +131,19 @@ void reach_store(const Identity& identity, milliseconds timeout) {
     bool is_silent = false;
     const Addresses found = resolve_address(identity.master_addr, identity.master_port, error);
     if (const Descriptor fd = connect_to_any(found.get(), kAnswerTime); fd.is_open()) {
-      const std::string wrong = greet(fd.get());
-      if (wrong.empty()) {
+      const Reply reply = greet(fd.get());
+      if (reply.wrong.empty()) {
         return;
       }
       // The socket of our launcher on rank 0's machine listens before rank 0 serves on it.
-      is_silent = identity.is_supervised() && wrong == no_answer();
+      is_silent = identity.is_supervised() && reply.is_silent;
       const Descriptor again = is_silent ? Descriptor() : connect_to_any(found.get(), kAnswerTime);
       if (again.is_open()) {
-        throw_stranger(identity, again.get(), wrong);
+        throw_stranger(identity, again.get(), reply.wrong);
       }
       // It ended meanwhile. It may have been rank 0, before it could answer.
     }
-    const std::string missing = is_silent ? fmt::format(
-                                                "what listens on {} does not answer: rank 0, which is starting, or "
-                                                "another program",
-                                                store_address(identity))
-                                : found
-                                    ? fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity))
-                                    : fmt::format("cannot resolve {} from {}: {}", identity.master_addr,
-                                                  identity.master_source, gai_strerror(error));
+    const std::string missing = what_is_missing(identity, found != nullptr, is_silent, error);
     if (line.is_over()) {
       throw CommError(
           fmt::format("{} after {} s", missing, whole_seconds(timeout)),

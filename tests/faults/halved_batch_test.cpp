@@ -93,14 +93,9 @@ Processes start_on_two_machines(const Words& program) {
   return launchers;
 }
 
-Words under_torchrun(const Words& flags, const Words& program) {
-  return with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "2"}, flags),
-              program);
-}
-
 Processes start_torchrun(const Words& program) {
   Processes agents;
-  agents.push_back(std::make_unique<Process>(under_torchrun({}, program), kOneThread));
+  agents.push_back(std::make_unique<Process>(under_torchrun(LIBTORCH_DIR, 2, {}, program), kOneThread));
   return agents;
 }
 
@@ -140,16 +135,16 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(HalvedBatch, IsTakenByTheRestartsOfTorchrun) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
   // --fresh applies once, for any number of restarts.
-  const auto result =
-      run_program(under_torchrun({"--max-restarts", "2"}, halving(run(), "2", {"--fresh"})), kOneThread);
+  const auto result = run_program(
+      under_torchrun(LIBTORCH_DIR, 2, {"--max-restarts", "2"}, halving(run(), "2", {"--fresh"})), kOneThread);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("batch after memory ran out: 16 = 4 per rank x 2 micro-batches x 2 ranks"));
   EXPECT_THAT(result.err, HasSubstr("batch after memory ran out: 16 = 2 per rank x 4 micro-batches x 2 ranks"));
   EXPECT_EQ(final_state(run()), straight_state("2"));
   // Control: without the setting each restart runs out of memory again.
-  const auto refused = run_program(
-      under_torchrun({"--max-restarts", "2"}, halving(dir_.path() / "refused", "2", {"--no-memory.halve_batch"})),
-      kOneThread);
+  const auto refused = run_program(under_torchrun(LIBTORCH_DIR, 2, {"--max-restarts", "2"},
+                                                  halving(dir_.path() / "refused", "2", {"--no-memory.halve_batch"})),
+                                   kOneThread);
   EXPECT_NE(refused.code, 0);
   EXPECT_FALSE(std::filesystem::exists(dir_.path() / "refused" / "batch_limit.json"));
 }
@@ -233,11 +228,18 @@ TEST_F(HalvedBatch, IsKnownToRanksWithoutACommonDisk) {
 
 // Nothing can be remembered, so nothing may start the ranks again and again.
 TEST_F(HalvedBatch, IsNotAskedForWhereItCannotBeRemembered) {
-  const auto result = run_program(halving(run(), "4", {"--nprocs", "2", "--fast_dev_run", "2"}), kOneThread);
-  EXPECT_EQ(result.code, 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("--memory.halve_batch remembers nothing: this run writes no files"));
-  EXPECT_THAT(result.err, Not(HasSubstr("restart 1 now")));
+  const auto expect_one_attempt = [&](const Words& more) {
+    SCOPED_TRACE(more.front());
+    const auto result = run_program(halving(run(), "4", with({"--nprocs", "2"}, more)), kOneThread);
+    EXPECT_EQ(result.code, 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("--memory.halve_batch remembers nothing: this run writes no files"));
+    EXPECT_THAT(result.err, Not(HasSubstr("restart 1 now")));
+    EXPECT_FALSE(std::filesystem::exists(limit()));
+  };
+  expect_one_attempt({"--fast_dev_run", "2"});
   EXPECT_FALSE(std::filesystem::exists(run()));
+  // It locks the directory, in which an old run may be.
+  expect_one_attempt({"--fresh", "--no-checkpoint.enabled", "--no-report.jsonl", "--no-report.csv"});
 }
 
 }  // namespace

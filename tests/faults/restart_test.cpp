@@ -20,12 +20,8 @@ using testing::HasSubstr;
 
 class Restart : public Undisturbed {
  protected:
-  std::vector<std::string> under_torchrun(const std::vector<std::string>& flags) const {
-    std::vector<std::string> words{find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "2"};
-    words.insert(words.end(), flags.begin(), flags.end());
-    const auto rest = program(run());
-    words.insert(words.end(), rest.begin(), rest.end());
-    return words;
+  std::vector<std::string> two_under_torchrun(const std::vector<std::string>& flags) const {
+    return under_torchrun(LIBTORCH_DIR, 2, flags, program(run()));
   }
 
   const Process::Environment threads_{{"OMP_NUM_THREADS", "1"}};  // as our launcher sets for two ranks on two cores
@@ -159,7 +155,7 @@ TEST_F(Restart, IsAskedFor) {
 TEST_F(Restart, ByTorchrunEndsWithTheSameBytes) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
   // --fresh applies once, for any number of restarts.
-  Process process(with(under_torchrun({"--max-restarts", "2"}), {"--fresh"}), threads_);
+  Process process(with(two_under_torchrun({"--max-restarts", "2"}), {"--fresh"}), threads_);
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
   kill(Process::ranks_of(process.pid()).at(1), SIGKILL);
   const auto result = process.wait();
@@ -171,7 +167,7 @@ TEST_F(Restart, ByTorchrunEndsWithTheSameBytes) {
 // torchrun knows nothing of the request, and starts ranks again that ended with 75.
 TEST_F(Restart, ByTorchrunFollowsAStopByLockstepCtl) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
-  Process process(with(under_torchrun({"--max-restarts", "2"}), {"--work_ms", "5"}), threads_);
+  Process process(with(two_under_torchrun({"--max-restarts", "2"}), {"--work_ms", "5"}), threads_);
   ASSERT_TRUE(process.wait_for("step 100 ")) << process.err();
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "ctl", run().string(), "stop"}).code, 0) << "lockstep ctl RUN stop";
   const auto result = process.wait();
@@ -184,13 +180,13 @@ TEST_F(Restart, ByTorchrunFollowsAStopByLockstepCtl) {
 // The terminal sends the signal to torchrun and to its ranks, torchrun sends it to the ranks again.
 TEST_F(Restart, ByAPersonAfterCtrlCUnderTorchrunEndsWithTheSameBytes) {
   LOCKSTEP_REQUIRE(Requirements().that(!find_torchrun(LIBTORCH_DIR).empty(), "no torchrun beside the LibTorch"));
-  OnTerminal terminal(under_torchrun({}), {{"OMP_NUM_THREADS", "1"}});
+  OnTerminal terminal(two_under_torchrun({}), {{"OMP_NUM_THREADS", "1"}});
   ASSERT_TRUE(terminal.read_until("epoch 5")) << terminal.screen;
   terminal.type("\x03");
   ASSERT_TRUE(terminal.read_until("")) << terminal.screen;
   EXPECT_NE(terminal.wait(), 0);
   EXPECT_THAT(terminal.screen, HasSubstr("run the same command again to continue"));
-  const auto result = run_program(under_torchrun({}), threads_);
+  const auto result = run_program(two_under_torchrun({}), threads_);
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("resuming from step"));
   EXPECT_TRUE(ends_like_the_straight_run());

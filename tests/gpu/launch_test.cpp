@@ -46,8 +46,7 @@ TEST_F(LaunchOnGpu, BelowOurLauncherUsesTheGpu) {
 TEST_F(LaunchOnGpu, BelowTorchrunUsesTheGpu) {
   const std::string torchrun = find_torchrun(LIBTORCH_DIR);
   LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
-  expect_on_the_gpu(run_program(with({torchrun, "--standalone", "--no-python", "--nproc-per-node", "1"}, program()),
-                                {{"OMP_NUM_THREADS", "1"}}));
+  expect_on_the_gpu(run_program(under_torchrun(LIBTORCH_DIR, 1, {}, program()), {{"OMP_NUM_THREADS", "1"}}));
 }
 
 TEST_F(LaunchOnGpu, NamesGpusByIndexAndRange) {

@@ -32,10 +32,8 @@ TEST_P(UnderTorchrun, TheRightRankIsNamedAndNobodyWaits) {
   LOCKSTEP_REQUIRE(Requirements().that(!torchrun.empty(), "no torchrun beside the LibTorch at " LIBTORCH_DIR));
   const auto& [failure, rank] = GetParam();
   const TempDir dir;
-  std::vector<std::string> argv{torchrun, "--standalone", "--no-python", "--nproc-per-node", "3"};
-  const auto program = failing(dir, failure.how, rank);
-  argv.insert(argv.end(), program.begin(), program.end());
-  const auto result = run_program(argv, {{"OMP_NUM_THREADS", "1"}});
+  const auto result =
+      run_program(under_torchrun(LIBTORCH_DIR, 3, {}, failing(dir, failure.how, rank)), {{"OMP_NUM_THREADS", "1"}});
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_LT(result.seconds, 25) << result.err;
   for (int other = 0; other < 3; ++other) {
@@ -153,10 +151,8 @@ TEST(Guard, TellsTheOthersOfARankThatCannotBeConnected) {
 const std::vector<std::string> kShortPatience{"--dist.stall_warn_s", "2", "--dist.stall_timeout_s", "4"};
 
 Process::Result three_under_torchrun(const TempDir& dir, const std::vector<std::string>& more) {
-  return run_program(with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "3"},
-                               command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "10000"})),
-                          more),
-                     {{"OMP_NUM_THREADS", "1"}});
+  const auto program = command(TRAIN_PROGRAM, dir.path() / "run", with({"--max_epochs", "10000"}, more));
+  return run_program(under_torchrun(LIBTORCH_DIR, 3, {}, program), {{"OMP_NUM_THREADS", "1"}});
 }
 
 TEST(Stall, OfARankUnderTorchrunIsNamedAndEndsTheRun) {
@@ -220,8 +216,8 @@ TEST(Stall, OfRank0ThatIsStoppedIsNamedByTheNextRank) {
 
 /// One rank below an agent of torchrun, with `wrapper` between them.
 std::vector<std::string> one_rank_under_torchrun(const TempDir& dir, const std::vector<std::string>& wrapper) {
-  return with(with({find_torchrun(LIBTORCH_DIR), "--standalone", "--no-python", "--nproc-per-node", "1"}, wrapper),
-              command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"}));
+  const auto train = command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000"});
+  return under_torchrun(LIBTORCH_DIR, 1, {}, with(wrapper, train));
 }
 
 const std::vector<std::string> kShell{"sh", "-c", "\"$0\" \"$@\"; exit $?"};

@@ -29,11 +29,9 @@ TEST(Torchrun, EndsWithTheSameWeights) {
   own.insert(own.end(), {"--nprocs", "2"});
   ASSERT_EQ(run_program(own).code, 0);
 
-  std::vector<std::string> launched{torchrun, "--standalone", "--no-python", "--nproc-per-node", "2"};
   const auto program = command(TRAIN_PROGRAM, dir.path() / "torchrun", flags);
-  launched.insert(launched.end(), program.begin(), program.end());
   // The same number of threads as our launcher gives: sums depend on it.
-  const auto result = run_program(launched, {{"OMP_NUM_THREADS", "1"}});
+  const auto result = run_program(under_torchrun(LIBTORCH_DIR, 2, {}, program), {{"OMP_NUM_THREADS", "1"}});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("torchrun"));
   EXPECT_EQ(final_state(dir.path() / "own"), final_state(dir.path() / "torchrun"));

@@ -152,7 +152,7 @@ std::vector<Include> includes_of(std::string_view text) {
   return found;
 }
 
-/// `begin`: of its R.
+/// `begin`: where its R is.
 std::size_t end_of_raw_literal(std::string_view text, std::size_t begin) {
   const std::size_t open = std::min(text.find('(', begin), text.size());
   const std::string mark = fmt::format("){}\"", text.substr(begin + 2, open - begin - 2));

@@ -20,6 +20,17 @@ inline std::string find_beside_torch(const std::filesystem::path& torch, const s
 inline std::string find_torchrun(const std::filesystem::path& torch) { return find_beside_torch(torch, "torchrun"); }
 inline std::string find_python(const std::filesystem::path& torch) { return find_beside_torch(torch, "python3"); }
 
+/// `program` as ranks of one machine that torchrun starts.
+inline std::vector<std::string> under_torchrun(const std::filesystem::path& torch, int ranks,
+                                               const std::vector<std::string>& flags,
+                                               const std::vector<std::string>& program) {
+  std::vector<std::string> words{find_torchrun(torch), "--standalone", "--no-python", "--nproc-per-node",
+                                 std::to_string(ranks)};
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.insert(words.end(), program.begin(), program.end());
+  return words;
+}
+
 /// Whether it finds these modules; it does not import them, which takes seconds. False without a Python.
 inline bool has_modules(const std::string& python, std::vector<std::string> modules) {
   const std::string script = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))";

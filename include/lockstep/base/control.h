@@ -22,7 +22,7 @@ enum class StopKind : int {
 /// them to all ranks, and all ranks act at the same later step. The end of a fit clears the program's own requests. A
 /// stop from a signal, the end of a job or Ctrl-C stays and ends every later fit before its first step. A fit in a
 /// callback of another one has requests of its own; a signal ends both. Fits that run at the same time in several
-/// threads need one each.
+/// threads need a TrainControl each.
 class TrainControl {
  public:
   TrainControl();

@@ -45,9 +45,9 @@ struct LoaderBlock {
 
 /// This rank's part of one step. A source of the program sets Batch::samples, local_samples and global_samples too.
 struct StepBatches {
-  std::vector<Batch> micro{};         ///< the same number on every rank; an empty one has samples == 0 and no tensors
+  std::vector<Batch> micro{};         ///< on the device; as many on every rank, an empty one without tensors
   std::int64_t local_samples = 0;     ///< of this rank
-  std::int64_t global_samples = 0;    ///< over all ranks, known without communication; weights the micro-batches
+  std::int64_t global_samples = 0;    ///< over all ranks; a micro-batch has the weight of its share of them
   std::vector<LoaderBlock> blocks{};  ///< of a CombinedLoader, in the order of `micro`; else empty: one block
   std::int64_t epoch = 0;
   bool ends_epoch = false;

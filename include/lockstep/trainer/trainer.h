@@ -39,9 +39,9 @@ class Trainer {
   /// For a worker function of run(), or a program that creates its own session.
   explicit Trainer(Session& session);
   /// For embedding: any number of trainings with different plans in the same world. Each training needs its own run
-  /// directory. Reports go only to files and callbacks; warnings go to the log (set_log_level). In run() it has
-  /// the requests of the run, as Trainer(session): a signal stops it, and a stop of the kind `terminate`, as of a
-  /// TimeLimit, ends later fits too. Elsewhere it has requests of its own.
+  /// directory. Reports go only to files and callbacks; warnings go to the log (set_log_level). In run() it
+  /// shares the requests of the run, as Trainer(session) does: a signal stops it, and a stop of the kind `terminate`,
+  /// such as that of a TimeLimit, also ends later fits. Elsewhere it has requests of its own.
   Trainer(const Plan& plan, World& world);
   /// The same with these requests.
   Trainer(const Plan& plan, World& world, TrainControl control);

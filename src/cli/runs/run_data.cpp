@@ -1,9 +1,9 @@
 #include "cli/runs/run_data.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "base/paths.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
@@ -109,15 +110,6 @@ void read_events(FileSystem& fs, RunData& run) {
   note_damaged(run, kEventsName, damaged);
 }
 
-/// A later start has written run.json. One of a program with a loop by hand leaves no event.
-bool was_started_after_last_event(const Path& directory) {
-  constexpr std::chrono::seconds kResolution{1};  // a copy of a run writes both files at about the same time
-  std::error_code failure;
-  const auto started = std::filesystem::last_write_time(directory / kRunRecordName, failure);
-  const auto told = failure ? started : std::filesystem::last_write_time(directory / kEventsName, failure);
-  return !failure && started > told + kResolution;
-}
-
 /// The last events decide, whoever wrote them: rank 0 or the supervisor.
 void judge(RunData& run) {
   if (is_run_in_use(run.directory)) {
@@ -133,7 +125,8 @@ void judge(RunData& run) {
       return;
     }
     if (event->name == "failure") {
-      if (was_started_after_last_event(run.directory)) {
+      // A later start has written run.json. One of a program with a loop by hand leaves no event.
+      if (was_written_later(run.directory / kRunRecordName, run.directory / kEventsName)) {
         return;
       }
       run.why = event->fields.contains("what") ? text_of(event->fields["what"]) : std::string();
@@ -246,6 +239,13 @@ void read_metrics(FileSystem& fs, RunData& run, std::int64_t last_bytes) {
   }
 }
 
+/// nullopt: the event does not say it.
+std::optional<std::int64_t> total_steps_of(const RunEvent& event) {
+  const auto planned = event.fields.find("total_steps");
+  return planned != event.fields.end() && planned->is_number_integer() ? std::optional(planned->get<std::int64_t>())
+                                                                       : std::nullopt;
+}
+
 /// The steps and times of the whole run, once all of its files are read.
 void follow_attempts(RunData& run) {
   std::int64_t step_of_events = 0;
@@ -254,16 +254,14 @@ void follow_attempts(RunData& run) {
   run.last_activity = run.metrics.last_time;
   for (const RunEvent& event : run.events) {
     run.last_activity = std::max(run.last_activity, event.time);
-    const auto planned = event.fields.find("total_steps");
     if (event.name == "start") {
       add_latest(run, "launcher", event.fields, "launch");
       add_latest(run, "build", event.fields, "build");
       step_of_events = 0;  // what an attempt has not saved is lost
       last_start = event.time;
-      run.planned_steps = planned != event.fields.end() && planned->is_number_integer() ? planned->get<std::int64_t>()
-                                                                                        : planned_as_saved;
-    } else if (event.name == "resume" && planned != event.fields.end() && planned->is_number_integer()) {
-      run.planned_steps = planned->get<std::int64_t>();
+      run.planned_steps = total_steps_of(event).value_or(planned_as_saved);
+    } else if (event.name == "resume") {
+      run.planned_steps = total_steps_of(event).value_or(run.planned_steps);
     } else if (event.name == "save" && planned_as_saved > 0) {
       run.planned_steps = planned_as_saved;
     }

@@ -5,7 +5,11 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,6 +17,7 @@
 
 #include "base/text.h"
 #include "base/wall_clock.h"
+#include "config/fields.h"
 #include "storage/names.h"
 
 namespace lockstep {
@@ -52,12 +57,22 @@ std::optional<std::string_view> replacement(std::string_view word, std::string_v
                                                                                    : std::nullopt;
 }
 
-/// Whether the value may name a person, a machine or a directory. Other texts are words of lockstep and metrics.
-bool is_private(std::string_view setting, std::string_view value) {
-  constexpr std::array kTexts{"run_dir",        "run_name",       "init_weights",   "resume",
-                              "report.log_dir", "report.command", "checkpoint.name"};
+/// Settings that may name a person, a machine or a directory: all texts but the names of metrics.
+std::vector<std::string_view> private_settings() {
+  std::vector<std::string_view> names;
+  const TrainConfig config;
+  visit_fields(config, [&]<class Value>(const FieldInfo& info, const Value&) {
+    if (std::is_same_v<Value, std::string> && !info.name.ends_with(".metric") && !info.name.ends_with(".monitor")) {
+      names.push_back(info.name);
+    }
+  });
+  return names;
+}
+
+/// `texts`: private_settings(). Of the program's own flags, each text may be such a name.
+bool is_private(std::string_view setting, std::string_view value, const std::vector<std::string_view>& texts) {
   const bool is_plain = value == "true" || value == "false" || parse_double(value);
-  return std::ranges::find(kTexts, setting) != kTexts.end() || (setting.starts_with(kProgramKeys) && !is_plain);
+  return std::ranges::find(texts, setting) != texts.end() || (setting.starts_with(kProgramKeys) && !is_plain);
 }
 
 }  // namespace
@@ -97,20 +112,20 @@ Json run_summary(const RunData& run, std::vector<std::string> hosts) {
   }
   const auto shown = [&](std::string_view text) { return without_names(printable(text), hosts); };
   Json summary{{"state", to_string(run.state)}, {"step", run.last_step}, {"starts", starts}};
+  constexpr std::array<std::string_view, 4> kShown{"build", "launcher", "ranks", "threads per rank"};
   for (const auto& [title, value] : run.environment) {
-    for (const char* known : {"build", "launcher", "ranks", "threads per rank"}) {
-      if (title == known) {
-        summary[title] = shown(value);
-      }
+    if (std::ranges::find(kShown, title) != kShown.end()) {
+      summary[title] = shown(value);
     }
   }
   const auto plain = config_values(TrainConfig{});
   const std::map<std::string, std::string> defaults(plain.begin(), plain.end());
+  const auto texts = private_settings();
   summary["settings"] = Json::array();
   for (const auto& [name, value] : run.settings) {
     if (const auto usual = defaults.find(name); usual == defaults.end() || usual->second != value) {
       summary["settings"].push_back(
-          fmt::format("{} = {}", shown(name), is_private(name, value) ? "(text)" : shown(value)));
+          fmt::format("{} = {}", shown(name), is_private(name, value, texts) ? "(text)" : shown(value)));
     }
   }
   summary["failure"] = shown(failure);

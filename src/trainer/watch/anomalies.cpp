@@ -34,7 +34,7 @@ void Anomalies::add(std::int64_t step, const StepResult& result, const StepBatch
   finite_.add(step, result, batches);
   spikes_.add(step, result, batches);
   replaced_.add(step, batches);
-  constexpr std::size_t kMost = 1'000'000;  // as long as values are not finite, no copy is taken
+  constexpr std::size_t kMost = 1'000'000;  // while values are not finite, no copy is taken, and the list grows
   if (can_roll_back() && to_leave_out_.size() < kMost) {
     for (const Batch& batch : batches.micro) {
       to_leave_out_.insert(to_leave_out_.end(), batch.ids.begin(), batch.ids.end());

@@ -30,20 +30,18 @@ at::Tensor tensor_of(const Spike& spike) {
   return at::tensor(numbers, at::kLong);
 }
 
-/// Of a checkpoint of before 2026-11-27, which had no numbers: a step of -1.
+/// A checkpoint can hold a single number instead, which names no spike: a step of -1.
 Spike spike_of(const at::Tensor& saved) {
-  if (saved.dim() == 0) {
+  if (saved.numel() < 2) {
     return {.step = -1};
   }
   const at::Tensor numbers = saved.flatten().to(at::kLong);
-  const auto* number = numbers.const_data_ptr<std::int64_t>();
-  const auto* const end = number + numbers.numel();
-  Spike spike;
-  spike.step = number != end ? *number++ : 0;
-  if (const std::int64_t rank = number != end ? *number++ : -1; rank >= 0) {
-    spike.rank = static_cast<int>(rank);
+  const auto* const number = numbers.const_data_ptr<std::int64_t>();
+  Spike spike{.step = number[0]};
+  if (number[1] >= 0) {
+    spike.rank = static_cast<int>(number[1]);
   }
-  spike.ids.assign(number, end);
+  spike.ids.assign(number + 2, number + numbers.numel());
   return spike;
 }
 
@@ -87,6 +85,10 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
   for (const Batch& batch : batches.micro) {
     ids.insert(ids.end(), batch.ids.begin(), batch.ids.end());
   }
+  own_losses_.push_back(result.loss.defined() ? result.loss.detach() : at::Tensor());
+  if (gate_) {  // has seen the values before the update
+    return;
+  }
   const c10::NoGradGuard no_grad;
   const bool counted = result.count.defined();
   losses_.push_back(counted                 ? times_count(result.loss, result.count)
@@ -94,9 +96,6 @@ void SpikeWatch::add(std::int64_t step, const StepResult& result, const StepBatc
                                             : at::Tensor());
   counts_.push_back(counted ? result.count.detach().to(at::kDouble) : at::Tensor());
   samples_.push_back(counted || !result.loss.defined() ? 0.0 : static_cast<double>(batches.local_samples));
-  if (gate_) {  // has seen norms and inputs
-    return;
-  }
   norms_.push_back(result.grad_norm.defined() ? result.grad_norm.detach().to(at::kDouble) : at::Tensor());
   if (config_.inputs) {
     inputs_.push_back(result.inputs.defined() ? result.inputs * static_cast<double>(batches.local_samples)
@@ -121,6 +120,7 @@ std::optional<Spike> SpikeWatch::look(World& world) {
   name_ranks(found, world);
   name_samples(found, world);
   ids_.clear();
+  own_losses_.clear();
   losses_.clear();
   counts_.clear();
   norms_.clear();
@@ -177,14 +177,12 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
   return first;
 }
 
-bool SpikeWatch::is_loud(const Spike& spike) const {
-  const auto at = static_cast<std::size_t>(spike.step - begin_);
-  if (spike.name != "loss" || !losses_[at].defined()) {
+bool SpikeWatch::is_above_limit(const Spike& spike) const {
+  const at::Tensor& own = own_losses_[static_cast<std::size_t>(spike.step - begin_)];
+  if (spike.name != "loss" || !own.defined()) {
     return false;
   }
-  const double weight = counts_[at].defined() ? counts_[at].item<double>() : samples_[at];
-  const double limit = spike.mean + config_.z_score * (spike.value - spike.mean) / spike.z_score;
-  return losses_[at].item<double>() / weight > limit;
+  return own.item<double>() > spike.mean + config_.z_score * (spike.value - spike.mean) / spike.z_score;
 }
 
 // The loss that a task reports can be another one than that of its second optimizer.
@@ -194,7 +192,7 @@ void SpikeWatch::name_ranks(const std::vector<Spike*>& spikes, World& world) con
   }
   std::string mine;  // a letter per spike
   for (const Spike* spike : spikes) {
-    mine += is_loud(*spike) ? 'y' : 'n';
+    mine += is_above_limit(*spike) ? 'y' : 'n';
   }
   const std::vector<std::string> answers = world.gather(mine);
   for (std::size_t i = 0; i < spikes.size(); ++i) {

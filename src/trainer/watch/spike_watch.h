@@ -66,7 +66,7 @@ class SpikeWatch {
   /// Collective. Checks the pending values.
   std::optional<Spike> first_spike(World& world);
   /// This rank's own loss in that step is a spike.
-  bool is_loud(const Spike& spike) const;
+  bool is_above_limit(const Spike& spike) const;
   /// Collective. Adds the rank to each spike of the loss.
   void name_ranks(const std::vector<Spike*>& spikes, World& world) const;
   /// Collective. Adds the samples of all ranks to each.
@@ -75,8 +75,10 @@ class SpikeWatch {
   SpikeConfig config_;
   std::optional<SpikeGate> gate_{};  // looks at the values before the update instead
   std::vector<Spike> skipped_{};
-  std::optional<Spike> lowers_{};     // why the next report lowers the learning rates
-  std::int64_t begin_ = 0;            // step of the first pending value
+  std::optional<Spike> lowers_{};         // why the next report lowers the learning rates
+  std::int64_t begin_ = 0;                // step of the first pending value
+  std::vector<at::Tensor> own_losses_{};  // 0-dim, this rank's means; undefined: none
+  // Without gate_, else empty.
   std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over its counts or samples; undefined: none
   std::vector<at::Tensor> counts_{};  // 0-dim, of this rank; undefined: samples are counted
   std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed

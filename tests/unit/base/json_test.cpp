@@ -51,7 +51,7 @@ TEST(ExactJson, GivesBackEveryText) {
     EXPECT_EQ(exact_text(parse_json(line).at("state"), "state"), text) << line;
   }
   EXPECT_EQ(dump_json(exact_json("\x80\xff")), R"({"hex":"80ff"})");
-  EXPECT_EQ(exact_text(parse_json(R"("\u00e9")"), "state"), "\xc3\xa9") << "as before";
+  EXPECT_EQ(exact_text(parse_json(R"("\u00e9")"), "state"), "\xc3\xa9") << "a text in UTF-8 is a plain string";
   for (const char* damaged : {R"({"hex": "8"})", R"({"hex": "8x"})", R"({"hex": 8})", R"({"text": ""})", "8"}) {
     EXPECT_THROW(exact_text(parse_json(damaged), "state"), std::runtime_error) << damaged;
   }

@@ -23,6 +23,7 @@
 
 #include "base/mapped.h"
 #include "support/message_of.h"
+#include "support/process_states.h"
 
 namespace lockstep {
 namespace {
@@ -216,13 +217,13 @@ TEST(SharedReductionOfProcesses, DoesNotCountTheTimeInWhichItWasSuspended) {
   SharedReduction reduction = make(memory.address(), 0, {parent, child});
   char byte = 0;
   ASSERT_EQ(::read(waits[0], &byte, 1), 1);
-  std::this_thread::sleep_for(milliseconds(100));  // until it waits
+  ASSERT_TRUE(comes_into_state(child, 'S'));  // it waits
   ::kill(child, SIGSTOP);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
   std::this_thread::sleep_for(kTimeout + milliseconds(500));  // the tested time
   ::kill(child, SIGCONT);
-  std::this_thread::sleep_for(milliseconds(300));  // it looks at its clock, every 20 ms
+  std::this_thread::sleep_for(milliseconds(300));  // the tested time: it looks at its clock every 20 ms
   EXPECT_EQ(reduce(reduction, 0, 2, /*step=*/0), 0);
   EXPECT_EQ(wait_for(child), 0);
   ::close(waits[0]);

@@ -25,11 +25,11 @@
 #include "base/descriptor.h"
 #include "base/mapped.h"
 #include "base/text.h"
-#include "supervise/process_state.h"
 #include "supervise/worker_process.h"
 #include "support/message_of.h"
 #include "support/presence.h"
 #include "support/process.h"
+#include "support/process_states.h"
 #include "support/temp_dir.h"
 
 namespace lockstep {
@@ -374,17 +374,6 @@ TEST(Launcher, InterruptsWhatAScriptWaitsFor) {
   supervisor.wait_for_lines("ready", 2);
   supervisor.send(SIGINT);
   EXPECT_EQ(supervisor.wait(), 130) << supervisor.err();
-}
-
-bool comes_into_state(pid_t pid, char state) {
-  const auto limit = steady_clock::now() + kDeadline;
-  while (read_process_state(pid).state != state) {
-    if (steady_clock::now() > limit) {
-      return false;
-    }
-    std::this_thread::sleep_for(5ms);
-  }
-  return true;
 }
 
 // Ctrl-Z in a terminal, then fg.

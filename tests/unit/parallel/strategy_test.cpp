@@ -850,35 +850,36 @@ TEST(NonFiniteSkip, SkipsIfAndOnlyIfAGradientIsNotFinite) {
                                                                {at::kDouble, 0x1.fffffffffffffp1023},
                                                                {at::kHalf, 65504},
                                                                {at::kBFloat16, 0x1.fep127}};
+  const OptimConfig config{.non_finite = NonFinitePolicy::skip};
+  const auto check = [&](World& world, at::ScalarType dtype, double value, Clipping clipping, bool sharded) {
+    const std::unique_ptr<SingleDevice> strategy =
+        world.size() == 1 ? std::make_unique<SingleDevice>(config, DistConfig{}, world)
+                          : std::make_unique<Ddp>(config, DistConfig{.shard_optimizer = sharded}, world);
+    at::Tensor parameter;
+    const bool skipped = is_skipped(*strategy, {dtype, value, clipping}, parameter);
+    const auto text = fmt::format("{} of {}, clipping {}, {} ranks, sharded {}", value, c10::toString(dtype),
+                                  static_cast<int>(clipping), world.size(), sharded);
+    EXPECT_EQ(skipped, !std::isfinite(value)) << text;
+    EXPECT_TRUE(parameter.isfinite().all().item<bool>()) << text;
+    if (skipped) {
+      EXPECT_TRUE(at::equal(parameter, at::zeros_like(parameter))) << text;
+    } else if (clipping == Clipping::none || clipping == Clipping::value) {
+      EXPECT_TRUE(parameter.ne(0).all().item<bool>()) << text;
+    }
+  };
   for (const int ranks : {1, 2}) {
-    for (const auto& [dtype, most] : largest) {
-      for (const double value : {0.5, 1e4, most, -most, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
-        for (const Clipping clipping : {Clipping::none, Clipping::norm, Clipping::value, Clipping::group}) {
-          for (const bool sharded : {false, true}) {
-            if (sharded && ranks == 1) {
-              continue;
+    thread_world(ranks, [&](World& world) {
+      for (const auto& [dtype, most] : largest) {
+        for (const double value : {0.5, 1e4, most, -most, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+          for (const Clipping clipping : {Clipping::none, Clipping::norm, Clipping::value, Clipping::group}) {
+            check(world, dtype, value, clipping, /*sharded=*/false);
+            if (ranks > 1) {
+              check(world, dtype, value, clipping, /*sharded=*/true);
             }
-            thread_world(ranks, [&, dtype = dtype](World& world) {
-              const OptimConfig config{.non_finite = NonFinitePolicy::skip};
-              const std::unique_ptr<SingleDevice> strategy =
-                  ranks == 1 ? std::make_unique<SingleDevice>(config, DistConfig{}, world)
-                             : std::make_unique<Ddp>(config, DistConfig{.shard_optimizer = sharded}, world);
-              at::Tensor parameter;
-              const bool skipped = is_skipped(*strategy, {dtype, value, clipping}, parameter);
-              const auto text = fmt::format("{} of {}, clipping {}, {} ranks, sharded {}", value, c10::toString(dtype),
-                                            static_cast<int>(clipping), ranks, sharded);
-              EXPECT_EQ(skipped, !std::isfinite(value)) << text;
-              EXPECT_TRUE(parameter.isfinite().all().item<bool>()) << text;
-              if (skipped) {
-                EXPECT_TRUE(at::equal(parameter, at::zeros_like(parameter))) << text;
-              } else if (clipping == Clipping::none || clipping == Clipping::value) {
-                EXPECT_TRUE(parameter.ne(0).all().item<bool>()) << text;
-              }
-            });
           }
         }
       }
-    }
+    });
   }
 }
 

@@ -562,7 +562,11 @@ TEST(Resolve, WarnsOfASmallerBatchThatNoFileRemembers) {
   TrainConfig steps = asked;
   steps.max_steps = 2;
   steps.barebones = true;
-  for (const TrainConfig& config : {trial, steps}) {
+  TrainConfig fresh = asked;
+  fresh.fresh = true;
+  EXPECT_THAT(resolve(fresh, no_gpu(), kAlone).warnings, IsEmpty());
+  fresh.checkpoint.enabled = fresh.report.jsonl = fresh.report.csv = false;
+  for (const TrainConfig& config : {trial, steps, fresh}) {
     EXPECT_THAT(resolve(config, no_gpu(), kAlone).warnings,
                 ElementsAre(HasSubstr("--memory.halve_batch remembers nothing: this run writes no files")));
   }

@@ -18,6 +18,7 @@
 #include "support/forwarding_file_system.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/working_directory.h"
 
 namespace lockstep {
 namespace {
@@ -206,7 +207,7 @@ TEST_F(RunDirectoryTest, IsFreeWhenItsOwnerIsGone) {
 TEST_F(RunDirectoryTest, SaysWhoMayHoldItWhenItsOwnerIsGone) {
   const RunDirectory first(fs_, run_, kFirst);
   EXPECT_THAT(message_of<CheckpointError>([&] { RunDirectory(fs_, run_, kSecond); }),
-              HasSubstr("run/.lock open (fuser names it)"));
+              HasSubstr("run/.lock open: fuser "));
 }
 
 // A hand-written loop has only a CheckpointStore.
@@ -263,15 +264,13 @@ TEST_F(RunDirectoryTest, IsRenamedWithAnySpellingOfItsPath) {
 
 TEST_F(RunDirectoryTest, IsNotRenamedIfItIsTheWorkingDirectory) {
   make_run("old");
-  const Path before = std::filesystem::current_path();
-  std::filesystem::current_path(run_);
+  const WorkingDirectory here(run_);
   EXPECT_THAT([&] { RunDirectory(fs_, ".", kSecond).set_aside(); },
               ThrowsMessage<ConfigError>(HasSubstr("is the working directory or contains it")));
   std::filesystem::create_directory("below");
   std::filesystem::current_path("below");
   EXPECT_THAT([&] { RunDirectory(fs_, "..", kSecond).set_aside(); },
               ThrowsMessage<ConfigError>(HasSubstr("is the working directory or contains it")));
-  std::filesystem::current_path(before);
   EXPECT_EQ(id_in(run_), "old");
 }
 

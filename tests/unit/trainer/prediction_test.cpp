@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -587,9 +586,7 @@ Plan limited_plan(int ranks, StepCount most) {
 }
 
 bool is_marked_as_limited(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "predictions.json");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  return parse_json(text).at("limited").get<bool>();
+  return parse_json(read_text(directory / "predictions.json")).at("limited").get<bool>();
 }
 
 TEST(PredictionLimit, GivesTheSameSamplesOnAnyNumberOfRanksAndSaysSo) {

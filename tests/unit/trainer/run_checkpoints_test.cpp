@@ -29,6 +29,7 @@
 #include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
+#include "support/working_directory.h"
 
 namespace lockstep {
 namespace {
@@ -96,9 +97,8 @@ std::set<std::int64_t> steps_in(const std::filesystem::path& run) {
 
 TEST(RunCheckpoints, AreInOneDirectoryEvenIfTheProgramChangesItsWorkingDirectory) {
   const TempDir directory;
-  const auto before = std::filesystem::current_path();
   std::filesystem::create_directory(directory.path() / "elsewhere");
-  std::filesystem::current_path(directory.path());
+  const WorkingDirectory here(directory.path());
   TrainConfig config = config_in("run");
   config.checkpoint.every_steps = 8;
   config.report.step_times = true;
@@ -107,16 +107,14 @@ TEST(RunCheckpoints, AreInOneDirectoryEvenIfTheProgramChangesItsWorkingDirectory
             std::filesystem::current_path("elsewhere");
           }
         }));
-  std::filesystem::current_path(before);
   EXPECT_EQ(steps_in(directory.path() / "run"), (std::set<std::int64_t>{8, 15}));
   EXPECT_TRUE(std::filesystem::is_empty(directory.path() / "elsewhere"));
 }
 
 TEST(RunCheckpoints, AreWhereTheProgramStartedInEachFit) {
   const TempDir directory;
-  const auto before = std::filesystem::current_path();
   std::filesystem::create_directories(directory.path() / "sub" / "sub");
-  std::filesystem::current_path(directory.path());
+  const WorkingDirectory here(directory.path());
   Session session = Session::single(config_in("run"));
   for (const std::int64_t epochs : {1, 2}) {
     std::filesystem::current_path("sub");
@@ -126,7 +124,6 @@ TEST(RunCheckpoints, AreWhereTheProgramStartedInEachFit) {
     DataLoader data(tiny_data(20), plan.loader, session.world);
     EXPECT_EQ(Trainer(plan, session.world).fit(task, data).state.step, 5 * epochs);
   }
-  std::filesystem::current_path(before);
   EXPECT_EQ(steps_in(directory.path() / "run"), (std::set<std::int64_t>{5, 10}));
   EXPECT_FALSE(std::filesystem::exists(directory.path() / "sub" / "run"));
   EXPECT_FALSE(std::filesystem::exists(directory.path() / "sub" / "sub" / "run"));

@@ -614,9 +614,12 @@ std::int64_t newest_good_checkpoint(const std::filesystem::path& run) {
   return newest;
 }
 
+class AnomaliesOnRanks : public testing::TestWithParam<int> {};
+
 // One rank alone has the anomaly, in step 27, whose number after it is 28; a report follows step 30, and saves the
 // steps 24 and 32. Two checkpoints are kept, the best one, and the newest with finite parameters.
-TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers) {
+TEST_P(AnomaliesOnRanks, HaveTheSameConsequenceOnAllWithAccumulationAndTwoOptimizers) {
+  const int ranks = GetParam();
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   enum class Where { loss, gradient, inputs };  // the gradient alone, or one number of the inputs
@@ -689,53 +692,53 @@ TEST(Anomalies, HaveTheSameConsequenceOnAllRanksWithAccumulationAndTwoOptimizers
   };
   const CapturedStderr silent;
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    for (const int ranks : {1, 2, 4}) {
-      const Case& c = cases[i];
-      const TempDir dir;
-      const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
-      TrainConfig config = c.where == Where::inputs ? input_config(policy) : spiking_config(policy);
-      config.global_batch_size = 8;
-      config.accumulation = 2;
-      config.max_steps = 33;
-      config.optim.non_finite = c.non_finite;
-      config.data = c.data;
-      config.checkpoint = {.enabled = true, .every_epochs = 0, .every_steps = 8, .monitor = "loss"};
-      config.run_dir = (dir.path() / "run").string();
-      if (!c.spike) {
-        config.spike = {};
-      } else if (c.where == Where::gradient) {
-        config.optim.max_grad_norm = 10;
-      }
-      constexpr std::int64_t kSample = 27 * 8 + 5;
-      std::shared_ptr<Dataset> samples = tiny_data(60);
-      if (c.where == Where::inputs) {
-        samples = c.spike ? noisy_data({kSample}) : broken_data(kSample, c.value);
-      }
-      std::vector<std::vector<std::string>> actions(static_cast<std::size_t>(ranks));
-      thread_world(ranks, [&](World& world) {
-        const Plan plan = plan_for(ranks, config);
-        TwoPartsTask::Options options{.which = c.optimizer};
-        if (world.rank() == ranks / 2 && c.where == Where::loss) {
-          options.added = c.spike ? 1000 : c.value;
-        } else if (world.rank() == ranks / 2 && c.where == Where::gradient) {
-          options.steep = c.spike ? 1e4 : c.value;
-        }
-        TwoPartsTask task(options);
-        DataLoader data(samples, plan.loader, world);
-        const auto recorder = std::make_shared<ActionRecorder>();
-        Trainer trainer(plan, world);
-        trainer.add(recorder);
-        message_of([&] { trainer.fit(task, data); });
-        actions[static_cast<std::size_t>(world.rank())] = recorder->actions;
-      });
-      EXPECT_THAT(actions, testing::Each(c.actions)) << "case " << i << " on " << ranks << " ranks";
-      // A failure of all ranks between two steps is saved, and one rank alone is all of them.
-      const bool is_saved_after_failure = c.data.check_finite && c.data.max_bad_samples == 0 && ranks == 1;
-      EXPECT_EQ(newest_good_checkpoint(dir.path() / "run"), is_saved_after_failure ? 27 : c.good_checkpoint)
-          << "case " << i << " on " << ranks << " ranks";
+    const Case& c = cases[i];
+    const TempDir dir;
+    const SpikePolicy policy = c.spike.value_or(SpikePolicy::warn);
+    TrainConfig config = c.where == Where::inputs ? input_config(policy) : spiking_config(policy);
+    config.global_batch_size = 8;
+    config.accumulation = 2;
+    config.max_steps = 33;
+    config.optim.non_finite = c.non_finite;
+    config.data = c.data;
+    config.checkpoint = {.enabled = true, .every_epochs = 0, .every_steps = 8, .monitor = "loss"};
+    config.run_dir = (dir.path() / "run").string();
+    if (!c.spike) {
+      config.spike = {};
+    } else if (c.where == Where::gradient) {
+      config.optim.max_grad_norm = 10;
     }
+    constexpr std::int64_t kSample = 27 * 8 + 5;
+    std::shared_ptr<Dataset> samples = tiny_data(60);
+    if (c.where == Where::inputs) {
+      samples = c.spike ? noisy_data({kSample}) : broken_data(kSample, c.value);
+    }
+    std::vector<std::vector<std::string>> actions(static_cast<std::size_t>(ranks));
+    thread_world(ranks, [&](World& world) {
+      const Plan plan = plan_for(ranks, config);
+      TwoPartsTask::Options options{.which = c.optimizer};
+      if (world.rank() == ranks / 2 && c.where == Where::loss) {
+        options.added = c.spike ? 1000 : c.value;
+      } else if (world.rank() == ranks / 2 && c.where == Where::gradient) {
+        options.steep = c.spike ? 1e4 : c.value;
+      }
+      TwoPartsTask task(options);
+      DataLoader data(samples, plan.loader, world);
+      const auto recorder = std::make_shared<ActionRecorder>();
+      Trainer trainer(plan, world);
+      trainer.add(recorder);
+      message_of([&] { trainer.fit(task, data); });
+      actions[static_cast<std::size_t>(world.rank())] = recorder->actions;
+    });
+    EXPECT_THAT(actions, testing::Each(c.actions)) << "case " << i << " on " << ranks << " ranks";
+    // A failure of all ranks between two steps is saved, and one rank alone is all of them.
+    const bool is_saved_after_failure = c.data.check_finite && c.data.max_bad_samples == 0 && ranks == 1;
+    EXPECT_EQ(newest_good_checkpoint(dir.path() / "run"), is_saved_after_failure ? 27 : c.good_checkpoint)
+        << "case " << i << " on " << ranks << " ranks";
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AnomaliesOnRanks, testing::Values(1, 2, 4));
 
 /// Leaves out the update of chosen steps; everything else is that of LoudTask.
 class QuietTask final : public LoudTask {
