@@ -25,8 +25,11 @@ endif()
 add_library(lockstep_shipped_flags INTERFACE)
 if(NOT LOCKSTEP_SANITIZE)
   set(optimised $<CONFIG:Release,RelWithDebInfo,MinSizeRel>)
+  # A compiler cache names the sources by their path from the build folder.
+  cmake_path(RELATIVE_PATH PROJECT_SOURCE_DIR BASE_DIRECTORY ${CMAKE_BINARY_DIR} OUTPUT_VARIABLE sources_from_build)
   target_compile_options(lockstep_shipped_flags INTERFACE
     $<${optimised}:-fstack-protector-strong;-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>
+    $<${optimised}:-ffile-prefix-map=${sources_from_build}=.>
     $<${optimised}:-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.;-ffile-prefix-map=${PROJECT_BINARY_DIR}=build>)
   target_link_options(lockstep_shipped_flags INTERFACE $<${optimised}:LINKER:-z,relro,-z,now,-z,noexecstack>)
 endif()

@@ -69,12 +69,12 @@ int main(int argc, char** argv) {
       .checkpoint = {.monitor = "val_loss"},  // many epochs have the same accuracy
   };
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
-    const auto images = lockstep::mnist_dataset(folder, lockstep::Part::train);
+    const auto images = lockstep::mnist_dataset(folder, lockstep::DatasetPart::train);
     const auto split =
         lockstep::split_dataset(images, lockstep::run_directory(session.plan.config) + "/split.json", session.world);
     lockstep::DataLoader train(lockstep::map(split.train, move_a_little), session.plan.loader, session.world);
     lockstep::DataLoader validation(split.validation, session.plan.eval_loader, session.world);
-    lockstep::DataLoader test(lockstep::mnist_dataset(folder, lockstep::Part::test), session.plan.eval_loader,
+    lockstep::DataLoader test(lockstep::mnist_dataset(folder, lockstep::DatasetPart::test), session.plan.eval_loader,
                               session.world);
 
     Digits task;

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     strategy->prepare(*model, {&spec, 1});
     auto& optimizer = strategy->optimizer();
     lockstep::CheckpointStore store(lockstep::run_directory(config) + "/checkpoints", config.checkpoint, world);
-    lockstep::seed_rng(config.seed, world.rank(), /*step=*/0, world.device());
+    lockstep::seed_rng({.seed = config.seed, .rank = world.rank()}, world.device());
 
     std::int64_t step = 0;
     const auto save = [&] {
@@ -43,7 +43,8 @@ int main(int argc, char** argv) {
       strategy->load_optimizer_state(contents.tensors.at("optimizer"));
       data.seek(lockstep::position_of(contents.values));
       step = stored->step;
-      lockstep::restore_rng(contents.per_rank, config.seed, world.rank(), step, world.device());
+      lockstep::restore_rng(contents.per_rank, {.seed = config.seed, .rank = world.rank(), .step = step},
+                            world.device());
     }
 
     bool stopped = false;

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include <torch/torch.h>
 
@@ -29,6 +30,9 @@ int train_until(double tolerance) {
                                      .global_batch_size = 32,
                                      .checkpoint = {.enabled = false},
                                      .report = {.jsonl = false, .csv = false}};
+  const lockstep::LogScope log([](lockstep::LogLevel, std::string_view message) {  // into the log of this program
+    std::fprintf(stderr, "simulation: %.*s\n", static_cast<int>(message.size()), message.data());
+  });
   lockstep::Session session = lockstep::Session::connect(config);  // one rank if no launcher has started this process
   lockstep::World& world = session.world;
 

@@ -25,7 +25,7 @@ void print_line(const std::string& line) {
 }
 
 /// A line of each rank at the start of an epoch, one of the main rank after a save, two of each rank after a resume.
-/// Epochs are counted from 0.
+/// Epochs are counted from 0. The script for one GPU calls a checkpoint a checkpoint, that for torchrun a snapshot.
 class TutorialLines : public lockstep::Callback {
  public:
   std::string name() const override { return "tutorial_lines"; }
@@ -43,7 +43,8 @@ class TutorialLines : public lockstep::Callback {
       print_line(fmt::format("[GPU{}] Epoch {} | Batchsize: {} | Steps: {}", at.world.rank(), epoch_,
                              at.batches->local_samples, at.train->steps_per_epoch().value_or(0)));
     } else if (at.stage == lockstep::Stage::checkpoint_saved && at.world.is_main()) {
-      print_line(fmt::format("Epoch {} | Training snapshot saved at {}", epoch_,
+      print_line(fmt::format("Epoch {} | Training {} saved at {}", epoch_,
+                             at.world.size() == 1 ? "checkpoint" : "snapshot",
                              lockstep::run_directory(at.plan.config) + "/checkpoints"));
     }
   }

@@ -80,18 +80,15 @@ Session begin_session(Plan plan, World world) {
 
 }  // namespace
 
-Session::Session(Plan plan_, World world_, TrainControl control_, std::shared_ptr<Console> console_)
-    : plan(std::move(plan_)), world(std::move(world_)), control(std::move(control_)), console(std::move(console_)) {
-  if (!world.is_main()) {
-    console = silent_console();
-  } else if (!console) {
-    console = terminal_console(/*interactive=*/false, /*width=*/0);
-  }
-}
+Session::Session(Plan plan_, World world_, TrainControl control_)
+    : plan(std::move(plan_)),
+      world(std::move(world_)),
+      control(std::move(control_)),
+      console_(world.is_main() ? terminal_console(/*interactive=*/false, /*width=*/0) : silent_console()) {}
 
 void Session::print(std::string_view text) {
   for (const auto& line : split(text, '\n')) {
-    console->line(line);
+    console_->line(line);
   }
 }
 

@@ -48,6 +48,7 @@
 #include "rank/exit_guard.h"
 #include "rank/terminate_handler.h"
 #include "report/console.h"
+#include "session_access.h"
 #include "supervise/peer_stalls.h"
 #include "world/out_of_memory.h"
 #include "world/rank_place.h"
@@ -74,7 +75,7 @@ std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, c
 }
 
 // Hides the descriptor to the supervisor from user code and its children.
-std::shared_ptr<Channel> take_channel(const Identity& identity) {
+std::shared_ptr<Channel> take_channel(const Identity& identity, ProgressRecord& record) {
   if (!identity.is_supervised()) {
     return nullptr;
   }
@@ -87,6 +88,7 @@ std::shared_ptr<Channel> take_channel(const Identity& identity) {
   }
   // Kernels before 6.14 name a program after the descriptor by which the launcher executed it.
   prctl(PR_SET_NAME, program_invocation_short_name);
+  record.begin_program();  // the launcher reads it as soon as it knows of this program
   auto channel = std::make_shared<Channel>(identity.control_fd);
   channel->send({.kind = Message::Kind::started});
   return channel;
@@ -220,8 +222,8 @@ class RankProcess {
   Identity identity_;
   const Variables& environment_;
   const TrainControl& control_;
-  const std::shared_ptr<Channel> channel_;  // null: no supervisor of ours
   ProgressBoard progress_;
+  const std::shared_ptr<Channel> channel_;  // null: no supervisor of ours
   const CrashHandler crash_handler_;
   const TerminateHandler terminate_handler_;
   const ExitGuard exit_guard_;
@@ -237,9 +239,9 @@ RankProcess::RankProcess(const Plan& plan, Identity identity, const Variables& e
       identity_(std::move(identity)),
       environment_(environment),
       control_(control),
-      channel_(take_channel(identity_)),
       progress_(identity_.progress_fd >= 0 ? ProgressBoard(identity_.progress_fd, identity_.local_rank)
                                            : ProgressBoard(identity_.local_world_size)),
+      channel_(take_channel(identity_, record())),
       crash_handler_(identity_.rank, &record()),
       terminate_handler_(record(),
                          [this](const Failure& failure) {
@@ -292,8 +294,11 @@ Session& RankProcess::connect() {
   World connected = WorldAccess::connect(
       plan_, identity_, [&](const World& world) { watch_peers(monitor_, world, plan_, identity_, environment_); });
   plan_ = with_run_directory(plan_, connected);
-  session_.emplace(plan_, std::move(connected), control_, make_console(channel_, environment_));
+  session_.emplace(plan_, std::move(connected), control_);
   World& world = session_->world;
+  if (world.is_main()) {
+    SessionAccess::console(*session_) = make_console(channel_, environment_);
+  }
   WorldAccess::control_of_run(world) = control_;
   // Several ranks may fail, and only then it is known which one is the cause.
   WorldAccess::on_what_is_left(world) = [this](const std::string& text) {

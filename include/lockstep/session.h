@@ -29,15 +29,20 @@ class Session {
   /// ConfigError, CommError.
   static Session connect(const TrainConfig& config = {});
 
-  Session(Plan plan, World world, TrainControl control = {}, std::shared_ptr<Console> console = nullptr);
+  /// For a plan and a world that the program has made itself. Seeds nothing.
+  Session(Plan plan, World world, TrainControl control = {});
 
-  /// Prints lines on the terminal of the main rank, without a rank prefix; does nothing on other ranks.
+  /// Prints lines on the terminal of the main rank, without a rank prefix, or gives them to the LogScope of this
+  /// thread; does nothing on other ranks.
   void print(std::string_view text);
 
   Plan plan;
   World world;
   TrainControl control;
-  std::shared_ptr<Console> console;  ///< receives the reports of the main rank; prints nothing on the others
+
+ private:
+  friend struct SessionAccess;
+  std::shared_ptr<Console> console_;  // gets the reports of the main rank; prints nothing on the others
 };
 
 }  // namespace lockstep

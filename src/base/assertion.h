@@ -1,4 +1,4 @@
-// Assertions that are always enabled, for bugs in lockstep only.
+// Assertions that are always enabled, for bugs in lockstep, and for wrong uses that only a destructor can notice.
 #pragma once
 
 namespace lockstep {

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include <lockstep/base/control.h>
 #include <lockstep/base/error.h>
 
 #include "base/assertion.h"
+#include "base/control_access.h"
 #include "base/option_check.h"
 
 namespace lockstep {
@@ -157,46 +157,50 @@ std::string TrainControl::stop_reason() const {
 
 bool TrainControl::take_checkpoint_request() noexcept { return state_->checkpoint.exchange(false); }
 
-void TrainControl::begin_fit() {
-  const std::lock_guard lock(state_->mutex);
+void TrainControl::set_agreed(StopKind kind) noexcept { state_->agreed.store(kind); }
+StopKind TrainControl::agreed() const noexcept { return state_->agreed.load(); }
+
+void TrainControlAccess::begin_fit(TrainControl& control) {
+  TrainControl::State& state = *control.state_;
+  const std::lock_guard lock(state.mutex);
   // Those from before the first fit are for it.
   Requests outer;
-  if (state_->fits.empty()) {
-    state_->thread = std::this_thread::get_id();
-  } else if (state_->thread != std::this_thread::get_id()) {
+  if (state.fits.empty()) {
+    state.thread = std::this_thread::get_id();
+  } else if (state.thread != std::this_thread::get_id()) {
     throw ConfigError("a fit in another thread uses this TrainControl, so a stop would be for either of them",
                       "give each training a TrainControl of its own: Trainer(plan, world, TrainControl())");
   } else {
-    outer = state_->take();
-    outer.timed = state_->timed;
+    outer = state.take();
+    outer.timed = state.timed;
   }
-  state_->fits.push_back(std::move(outer));
+  state.fits.push_back(std::move(outer));
 }
 
-void TrainControl::end_fit() noexcept {
-  const std::lock_guard lock(state_->mutex);
-  LOCKSTEP_ASSERT(!state_->fits.empty(), "no fit has begun");
-  state_->take();
-  Requests outer = std::move(state_->fits.back());
-  state_->fits.pop_back();
-  state_->checkpoint.store(outer.checkpoint);
-  state_->set_timed(std::move(outer.timed));
+void TrainControlAccess::end_fit(TrainControl& control) noexcept {
+  TrainControl::State& state = *control.state_;
+  const std::lock_guard lock(state.mutex);
+  LOCKSTEP_ASSERT(!state.fits.empty(), "no fit has begun");
+  state.take();
+  Requests outer = std::move(state.fits.back());
+  state.fits.pop_back();
+  state.checkpoint.store(outer.checkpoint);
+  state.set_timed(std::move(outer.timed));
   if (outer.stop) {
-    state_->stop_now(std::move(outer.reason), StopKind::program);
+    state.stop_now(std::move(outer.reason), StopKind::program);
   }
 }
 
-bool TrainControl::in_fit() const noexcept {
-  const std::lock_guard lock(state_->mutex);
-  return !state_->fits.empty();
+bool TrainControlAccess::in_fit(const TrainControl& control) noexcept {
+  TrainControl::State& state = *control.state_;
+  const std::lock_guard lock(state.mutex);
+  return !state.fits.empty();
 }
 
-void TrainControl::clear_requests() noexcept {
-  const std::lock_guard lock(state_->mutex);
-  state_->take();
+void TrainControlAccess::clear_requests(TrainControl& control) noexcept {
+  TrainControl::State& state = *control.state_;
+  const std::lock_guard lock(state.mutex);
+  state.take();
 }
-
-void TrainControl::set_agreed(StopKind kind) noexcept { state_->agreed.store(kind); }
-StopKind TrainControl::agreed() const noexcept { return state_->agreed.load(); }
 
 }  // namespace lockstep

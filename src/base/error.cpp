@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <iterator>
-#include <typeinfo>
 
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/exception_text.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -83,18 +83,21 @@ ConfigError::ConfigError(const std::string& what, std::string hint)
 
 std::string error_text(const std::exception& error) {
   std::string text;
-  if (const auto* config = dynamic_cast<const ConfigError*>(&error)) {
+  if (const auto* config = dynamic_cast<const ConfigError*>(&error);
+      config != nullptr && config->problems().size() > 1) {
     for (const Problem& problem : config->problems()) {
       if (!text.empty()) {
         text += '\n';
       }
       append_problem(text, problem.what, problem.hint);
     }
+    if (const std::string cause = cause_text(error); !cause.empty()) {
+      text += '\n' + printable_lines(cause);
+    }
   } else if (const auto* ours = dynamic_cast<const Error*>(&error)) {
-    append_problem(text, ours->what(), ours->hint());
+    append_problem(text, exception_text(error), ours->hint());
   } else {
-    append_problem(text, fmt::format("{}: {}", type_name(typeid(error)), without_frames(error.what())),
-                   hint_of(error.what()));
+    append_problem(text, exception_text(error), hint_of(error.what()));
   }
   return text;
 }

@@ -17,6 +17,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/duration.h"
+#include "base/log_label.h"
 #include "base/option_check.h"
 #include "base/text.h"
 #include "checkpoint/contents_broadcast.h"
@@ -202,13 +203,13 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
     run_on(impl_->world, "copying the state", impl_->writes, [&] {
       const CheckpointContents& copies = impl_->copies.take(mine);
       impl_->written = false;
-      impl_->writing =
-          std::async(std::launch::async, [impl = impl_.get(), &copies, step, start, per_rank = std::move(per_rank)] {
-            const FlagOnExit flag(impl->written);
-            set_log_rank(impl->world.rank(), impl->world.size());
-            impl->kept.write(step, copies, per_rank);
-            return seconds_since(start);
-          });
+      impl_->writing = std::async(std::launch::async, [impl = impl_.get(), &copies, step, start,
+                                                       per_rank = std::move(per_rank), label = log_label()] {
+        const FlagOnExit flag(impl->written);
+        const LogLabelScope scope(label);
+        impl->kept.write(step, copies, per_rank);
+        return seconds_since(start);
+      });
       return std::string();
     });
   } catch (...) {  // it failed on another node: the save that started here must not be taken for the next one

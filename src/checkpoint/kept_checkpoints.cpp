@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/log_label.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "checkpoint/contents_files.h"
@@ -242,8 +243,8 @@ void KeptCheckpoints::retain(std::int64_t saved) {
                   [&](const auto& score) { return !std::binary_search(left.begin(), left.end(), score.first); });
     if (!dropped.empty()) {
       // The default policy: if no thread can be created, the next save removes them.
-      removing_ = std::async([this, rank = log_rank(), world_size = log_world_size(), dropped = std::move(dropped)] {
-        set_log_rank(rank, world_size);
+      removing_ = std::async([this, label = log_label(), dropped = std::move(dropped)] {
+        const LogLabelScope scope(label);
         tolerating_old_ones([&] { directory_.remove(dropped); });
       });
     }

@@ -28,7 +28,13 @@ std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
       message = kFailure + encode_error(caught);
     }
   });
-  std::vector<std::string> results = world.gather(message);
+  // Mostly rank 0 alone has something to say: O(log n), where a gather is O(n) on each rank.
+  std::vector<std::string> results(static_cast<std::size_t>(world.size()), std::string{kResult});
+  if (world.any(mine && !world.is_main())) {
+    results = world.gather(message);
+  } else {
+    results.front() = world.broadcast_bytes(message);
+  }
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     if (results[rank].front() == kFailure) {
       if (error && rank == static_cast<std::size_t>(world.rank())) {

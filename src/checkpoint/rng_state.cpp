@@ -76,7 +76,7 @@ void set_rng_state(const at::Tensor& state, c10::Device device) {
   }
 }
 
-void restore_rng(const at::Tensor& state, std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
+void restore_rng(const at::Tensor& state, const RngSeed& seed, c10::Device device) {
   if (is_state_of(states(device), state)) {
     set_rng_state(state, device);
     return;
@@ -84,12 +84,12 @@ void restore_rng(const at::Tensor& state, std::uint64_t seed, int rank, std::int
   log_info(fmt::format("the checkpoint was saved {}: the random generators get new seeds",
                        state.defined() ? fmt::format("on another kind of device than {}", device.str())
                                        : "with another number of ranks"));
-  seed_rng(seed, rank, step, device);
+  seed_rng(seed, device);
 }
 
-void seed_rng(std::uint64_t seed, int rank, std::int64_t step, c10::Device device) {
-  const std::uint64_t mixed =
-      splitmix(splitmix(splitmix(seed) + static_cast<std::uint64_t>(rank)) + static_cast<std::uint64_t>(step));
+void seed_rng(const RngSeed& seed, c10::Device device) {
+  const std::uint64_t mixed = splitmix(splitmix(splitmix(seed.seed) + static_cast<std::uint64_t>(seed.rank)) +
+                                       static_cast<std::uint64_t>(seed.step));
   for (at::Generator& generator : generators(device)) {
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(mixed);

@@ -26,6 +26,9 @@ struct Flags::Impl {
   bool of_tool = false;
 };
 
+// A public header declares it, and so would export it.
+struct [[gnu::visibility("hidden")]] FlagsAccess;
+
 struct FlagsAccess {
   static const std::vector<ProgramFlag>& flags(const Flags& flags) { return flags.impl_->flags; }
   static const std::vector<std::string>& positional_fields(const Flags& flags) {

@@ -89,6 +89,9 @@ struct CurveKind {
 /// All of them.
 std::span<const CurveKind> curve_kinds();
 
+// A public header declares it, and so would export it.
+struct [[gnu::visibility("hidden")]] LrPhase;
+
 struct LrPhase {
   std::string text{};
   Curve curve{};

@@ -267,6 +267,10 @@ bool uses(const std::vector<ScheduleLength>& lengths, ScheduleLength::Unit unit)
   return std::ranges::any_of(lengths, [&](const ScheduleLength& length) { return length.unit == unit; });
 }
 
+bool counts_epochs(const LrPhase& phase) {
+  return phase.per_epoch || uses(phase.lengths, ScheduleLength::Unit::epochs);
+}
+
 }  // namespace
 
 LrSchedule::LrSchedule(std::string_view text) : text_(to_lower(trim(text))) {
@@ -285,6 +289,7 @@ LrSchedule::LrSchedule(std::string_view text) : text_(to_lower(trim(text))) {
                            "give it a length (for=10ep) or an end (until=80%)"});
     }
   }
+  counts_epochs_ = std::ranges::any_of(phases, counts_epochs);
   phases_ = std::make_shared<const std::vector<LrPhase>>(std::move(phases));
 }
 
@@ -301,19 +306,26 @@ double LrSchedule::factor(const ScheduleStep& at) const {
   if (!phases_) {
     return 1;
   }
-  const auto step = static_cast<double>(at.step);
+  ScheduleStep run = at;
   double start = 0;
   for (const LrPhase& phase : *phases_) {
+    if (counts_epochs_ && run.epochs_from != 0 && counts_epochs(phase)) {
+      const std::int64_t from = std::exchange(run.epochs_from, 0);  // from here on in steps of the present epoch
+      run.step -= from;
+      run.total_steps -= run.total_steps > 0 ? from : 0;
+      start = std::max(0.0, start - static_cast<double>(from));
+    }
+    const auto step = static_cast<double>(run.step);
     const bool is_last = &phase == &phases_->back();
-    const double end = phase.end(start, at);
+    const double end = phase.end(start, run);
     if (step < end || is_last) {
       double done = step - start;
       if (phase.per_epoch) {
-        const auto per_epoch = static_cast<double>(at.steps_per_epoch);
+        const auto per_epoch = static_cast<double>(run.steps_per_epoch);
         done = std::max(0.0, std::floor(step / per_epoch) * per_epoch - start);
       }
-      const bool ended = step >= end && (phase.has_end() || at.total_steps > 0);
-      return phase.curve({.done = ended ? end - start : done, .length = end - start, .ended = ended, .run = at});
+      const bool ended = step >= end && (phase.has_end() || run.total_steps > 0);
+      return phase.curve({.done = ended ? end - start : done, .length = end - start, .ended = ended, .run = run});
     }
     start = end;
   }

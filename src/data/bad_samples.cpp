@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/exception_text.h"
 #include "base/text.h"
 #include "data/finite_values.h"
 #include "data/sample_error.h"
@@ -43,11 +43,11 @@ Batch BadSamples::load(const Dataset& data, std::span<const std::int64_t> ids, c
     }
     return batch;
   } catch (const IoError& error) {  // of the data, not of a checkpoint
-    throw DataError(error.what(), error.hint(), exit_code_of(error));
+    throw DataError(exception_text(error), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {
-    throw sample_error(sample_names(ids), error);
+  } catch (...) {
+    throw sample_error(sample_names(ids), current_exception_text());
   }
 }
 
@@ -57,12 +57,12 @@ void BadSamples::throw_of_first(const Dataset& data, std::span<const std::int64_
     try {
       load(data, {&id, 1}, seed);
     } catch (const Error& error) {
+      const std::string text = exception_text(error);
       if (!error.hint().empty() || is_out_of_memory(error)) {
-        throw DataError(error.what(), error.hint(), exit_code_of(error));
+        throw DataError(text, error.hint(), exit_code_of(error));
       }
       // A data set of several names its parts' samples by other numbers.
       const std::string name = fmt::format("{}: ", sample_names({&id, 1}));
-      const std::string_view text = error.what();
       throw DataError(fmt::format("{}{}", text.starts_with(name) ? "" : name, text),
                       "--data.max_bad_samples N replaces up to N such samples of each rank", exit_code_of(error));
     }
@@ -117,18 +117,20 @@ std::int64_t BadSamples::neighbour(const Dataset& data, std::int64_t id, const S
 }
 
 void BadSamples::note(std::int64_t id, const std::exception& error) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (known_.contains(id)) {
     return;
   }
   if (static_cast<std::int64_t>(known_.size()) == most_) {
     throw DataError(fmt::format("{}; {} other bad samples were replaced before, and data.max_bad_samples is {}",
-                                error.what(), known_.size(), most_),
+                                exception_text(error), known_.size(), most_),
                     fmt::format("the others: {}", fmt::join(known_, ", ")), exit_code_of(error));
   }
   known_.insert(id);
-  log_warning(fmt::format("bad sample {}, replaced by the next one ({} of at most {}): {}", id, known_.size(), most_,
-                          printable(error.what())));
+  const std::string warning = fmt::format("bad sample {}, replaced by the next one ({} of at most {}): {}", id,
+                                          known_.size(), most_, printable(exception_text(error)));
+  lock.unlock();  // the function of a LogScope may take its time
+  log_warning(warning);
 }
 
 }  // namespace lockstep

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -11,13 +13,15 @@
 
 namespace lockstep {
 
-const at::Tensor& Batch::operator[](std::string_view name) const {
+const at::Tensor& Batch::operator[](std::string_view name) const& {
   if (const at::Tensor* field = find_tensor(fields, name)) {
     return *field;
   }
   throw DataError(fmt::format("batch: found no field '{}'", printable(name)),
                   known_names(fields) + "; the data set names them; input, target and weight are members of Batch");
 }
+
+at::Tensor Batch::operator[](std::string_view name) && { return std::as_const(*this)[name]; }
 
 bool Batch::has(std::string_view name) const { return find_tensor(fields, name) != nullptr; }
 

@@ -72,14 +72,14 @@ CombinedState parse_state(const std::string& text, std::size_t loaders) {
 
 }  // namespace
 
-CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode)
+CombinedLoader::CombinedLoader(std::vector<std::shared_ptr<BatchSource>> loaders, CombineMode mode)
     : loaders_(std::move(loaders)), mode_(mode), ended_(loaders_.size()) {
   if (loaders_.empty()) {
     throw DataError("combined loader: found no loader, expected one or more");
   }
   if (const auto null = std::ranges::find(loaders_, nullptr); null != loaders_.end()) {
     throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()),
-                    "give it the addresses of loaders that exist as long as it does");
+                    "make it with std::make_shared, or leave it out");
   }
   began_ = mapped(loaders_, &BatchSource::position);
 }
@@ -88,7 +88,7 @@ CombinedLoader::CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mo
 // again, because seek() of a stream may take long.
 const StepBatches* CombinedLoader::next_unless(const std::function<bool()>& stop) {
   if (steps_ == 0 && !has_failed_) {  // the program may have looked at a batch of a loader
-    std::ranges::for_each(loaders_, [](BatchSource* loader) { seek_epoch_begin(*loader); });
+    std::ranges::for_each(loaders_, [](const auto& loader) { seek_epoch_begin(*loader); });
     began_ = mapped(loaders_, &BatchSource::position);
   }
   if (has_failed_) {
@@ -161,7 +161,7 @@ bool CombinedLoader::is_over() const {
 
 // A loader in the middle of an epoch leaves it.
 void CombinedLoader::begin_epoch() {
-  for (BatchSource* loader : loaders_) {
+  for (const auto& loader : loaders_) {
     if (const LoaderPosition position = loader->position(); position.consumed > 0) {
       loader->seek({.epoch = position.epoch + 1, .global_batch = position.global_batch});
     }
@@ -180,7 +180,7 @@ void CombinedLoader::seek_loaders(const std::vector<LoaderPosition>& positions) 
 
 std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
   std::optional<std::int64_t> total;
-  for (const BatchSource* loader : loaders_) {
+  for (const auto& loader : loaders_) {
     const auto steps = loader->steps_per_epoch();
     if (!steps) {
       return std::nullopt;
@@ -197,7 +197,7 @@ std::optional<std::int64_t> CombinedLoader::steps_per_epoch() const {
 }
 
 bool CombinedLoader::has_one_reader() const {
-  return std::ranges::all_of(loaders_, [](const BatchSource* loader) { return loader->has_one_reader(); });
+  return std::ranges::all_of(loaders_, [](const auto& loader) { return loader->has_one_reader(); });
 }
 
 // Counts whole steps of all loaders; the positions of the loaders complete it.

@@ -74,7 +74,7 @@ class DatasetSource final : public BatchSource {
         depth_(plan.data.workers > 0 ? static_cast<std::size_t>(plan.data.prefetch) + 1 : 1),
         pool_(plan.data.workers, [this](PendingStep& step, std::size_t index) { build(step, index); }) {
     if (!world.device().is_cpu()) {
-      prefetcher_.emplace(world.device(), plan.data.pin_memory);
+      prefetcher_.emplace(world, plan.data);
     }
   }
 

@@ -1,6 +1,7 @@
 // data/device_prefetcher.h
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include <c10/core/Device.h>
@@ -8,6 +9,11 @@
 #include <c10/core/Stream.h>
 
 #include <lockstep/data/batch.h>
+#include <lockstep/plan/plan.h>
+#include <lockstep/world/world.h>
+
+#include "ipc/progress_record.h"
+#include "world/device_clock.h"
 
 namespace lockstep {
 
@@ -18,10 +24,13 @@ struct PreparedBatch {
 };
 
 /// Copies batches to a GPU on a separate stream while the kernels of the training step run. The host never waits. Uses
-/// only LibTorch's device-generic interface: no CUDA header, no CUDA library.
+/// only LibTorch's device-generic interface: no CUDA header, no CUDA library. What a training step waits for its copies
+/// is counted as Phase::copy: the host's time if it sends them itself, and the time of its stream until they have
+/// arrived.
 class DevicePrefetcher {
  public:
-  DevicePrefetcher(c10::Device device, bool pin_memory);
+  /// `world`: is not kept.
+  DevicePrefetcher(const World& world, const DataConfig& data);
 
   /// The copy stream. It is the current stream while batches are built, so that `arrived` also covers what a data set
   /// does on the device itself.
@@ -33,8 +42,13 @@ class DevicePrefetcher {
   void receive(PreparedBatch& prepared) const;
 
  private:
+  bool is_for_a_step() const noexcept;
+
   c10::Device device_;
   bool pin_memory_;
+  bool sends_in_step_;  // no worker does it beside the step
+  std::shared_ptr<ProgressRecord> progress_;
+  std::shared_ptr<DeviceClock> clock_;
   c10::Stream stream_;
 };
 

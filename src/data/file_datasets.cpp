@@ -139,8 +139,8 @@ std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& la
   return std::make_shared<TokenDataset>(open_data(file), layout);
 }
 
-std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, Part part) {
-  const std::string prefix = part == Part::train ? "train" : "t10k";
+std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, DatasetPart part) {
+  const std::string prefix = part == DatasetPart::train ? "train" : "t10k";
   const auto files = open_all(directory, {prefix + "-images-idx3-ubyte", prefix + "-labels-idx1-ubyte"});
   const at::Tensor images = tensor_in(files[0], parse_file(*files[0], parse_idx));
   const at::Tensor labels = tensor_in(files[1], parse_file(*files[1], parse_idx));
@@ -151,9 +151,9 @@ std::shared_ptr<Dataset> mnist_dataset(const fs::path& directory, Part part) {
   return scaled_bytes_dataset(images.unsqueeze(1), labels.to(at::kLong));
 }
 
-std::shared_ptr<Dataset> cifar10_dataset(const fs::path& directory, Part part) {
+std::shared_ptr<Dataset> cifar10_dataset(const fs::path& directory, DatasetPart part) {
   std::vector<std::string> names = {"test_batch.bin"};
-  if (part == Part::train) {
+  if (part == DatasetPart::train) {
     names = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"};
   }
   std::vector<at::Tensor> images;

@@ -12,6 +12,7 @@
 #include <lockstep/data/image_folder.h>
 
 #include "base/crc32c.h"
+#include "base/exception_text.h"
 #include "base/mapped.h"
 #include "base/paths.h"
 #include "base/text.h"
@@ -40,9 +41,9 @@ at::Tensor read_image(const std::filesystem::path& file, const ImageFolderOption
       return pixels.mutable_data_ptr<std::uint8_t>();
     });
   } catch (const Error& error) {
-    throw DataError(fmt::format("{}: {}", file.string(), error.what()), error.hint());
+    throw DataError(fmt::format("{}: {}", file.string(), exception_text(error)), error.hint());
   } catch (const std::exception& error) {  // no memory for an image of this size
-    throw sample_error(file.string(), error);
+    throw sample_error(file.string(), exception_text(error));
   }
   at::Tensor image = pixels.permute({0, 3, 1, 2});
   if (options.gray) {

@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <iterator>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <typeinfo>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,15 +16,15 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/dataset.h>
 
+#include "base/exception_text.h"
 #include "base/text.h"
 
 namespace lockstep {
 
-/// For an exception of the user's code while it built these samples: "sample 7: std::runtime_error: not an image",
-/// without LibTorch's stack trace, and with the exit code of a failed training.
-inline DataError sample_error(const std::string& samples, const std::exception& error) {
-  return DataError(samples + ": " + type_name(typeid(error)) + ": " + std::string(without_frames(error.what())), {},
-                   ExitCode::failed);
+/// For an exception of the user's code while it built these samples, of whatever type: "sample 7: std::runtime_error:
+/// not an image". `what`: see current_exception_text(). It has the exit code of a failed training.
+inline DataError sample_error(const std::string& samples, const std::string& what) {
+  return DataError(samples + ": " + what, {}, ExitCode::failed);
 }
 
 /// "sample 7", or "samples 7, 2, 9, ... (32 samples)".
@@ -47,10 +45,10 @@ auto with_sample_names(std::span<const std::int64_t> ids, const Build& build) {
     return build();
   } catch (const Error& error) {
     const std::string names = sample_names(ids) + ": ";
-    const bool has_names = std::string_view(error.what()).starts_with(names);
-    throw DataError(fmt::format("{}{}", has_names ? "" : names, error.what()), error.hint(), error.exit_code());
-  } catch (const std::exception& error) {
-    throw sample_error(sample_names(ids), error);
+    const std::string what = exception_text(error);
+    throw DataError((what.starts_with(names) ? "" : names) + what, error.hint(), error.exit_code());
+  } catch (...) {
+    throw sample_error(sample_names(ids), current_exception_text());
   }
 }
 

@@ -16,6 +16,7 @@
 #include <lockstep/world/world.h>
 
 #include "base/ceil_div.h"
+#include "base/exception_text.h"
 #include "base/text.h"
 #include "data/batch_columns.h"
 #include "data/finite_values.h"
@@ -63,7 +64,7 @@ StreamSource::StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& pla
                       "every rank reads its own stream");
   }
   if (!world.device().is_cpu()) {
-    prefetcher_.emplace(world.device(), plan.data.pin_memory);
+    prefetcher_.emplace(world, plan.data);
   }
   if (plan.data.max_bad_samples > 0 && world.is_main()) {
     log_warning("data.max_bad_samples does not apply to streams: a sample that cannot be read ends the run");
@@ -367,11 +368,11 @@ auto StreamSource::call(const Call& of_stream) {
   try {
     return of_stream();
   } catch (const IoError& error) {  // of the data, not of a checkpoint
-    throw DataError(fmt::format("{}: {}", place(), error.what()), error.hint(), exit_code_of(error));
+    throw DataError(fmt::format("{}: {}", place(), exception_text(error)), error.hint(), exit_code_of(error));
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {
-    throw sample_error(place(), error);
+  } catch (...) {
+    throw sample_error(place(), current_exception_text());
   }
 }
 

@@ -5,9 +5,8 @@
 
 #include <ATen/Parallel.h>
 
-#include <lockstep/base/log.h>
-
 #include "base/assertion.h"
+#include "base/log_label.h"
 
 namespace lockstep {
 
@@ -22,8 +21,9 @@ WorkerPool::WorkerPool(int workers, Build build) : build_(std::move(build)), rea
   const int compute_threads = at::get_num_threads();
   threads_.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) {
-    threads_.emplace_back([this, rank = log_rank(), world_size = log_world_size()](const std::stop_token& stop) {
-      work(stop, rank, world_size);
+    threads_.emplace_back([this, label = log_label()](const std::stop_token& stop) {
+      const LogLabelScope scope(label);
+      work(stop);
     });
   }
   ready_.wait();
@@ -117,8 +117,7 @@ void WorkerPool::drop_all() {
   }
 }
 
-void WorkerPool::work(const std::stop_token& stop, int rank, int world_size) {
-  set_log_rank(rank, world_size);
+void WorkerPool::work(const std::stop_token& stop) {
   at::get_num_threads();  // reads the default now; else the first tensor operation would override the next line
   at::set_num_threads(1);
   ready_.count_down();

@@ -60,7 +60,7 @@ class WorkerPool {
   void stop();
 
  private:
-  void work(const std::stop_token& stop, int rank, int world_size);
+  void work(const std::stop_token& stop);
   void build_next(PendingStep& step, std::unique_lock<std::mutex>& lock);
   void claim_all();
   void drop_all();

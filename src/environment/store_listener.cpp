@@ -24,8 +24,11 @@ namespace {
                       "end that process, or choose another port everywhere (MASTER_PORT, --master-port)",
                       ExitCode::usage);
   }
+  const bool is_missing = error == EADDRNOTAVAIL;
   throw LaunchError(fmt::format("cannot listen on {}:{}: {}", address, port, std::strerror(error)),
-                    error == EADDRNOTAVAIL
+                    is_missing && address == "127.0.0.1"
+                        ? "the loopback interface has to have this address: ip addr add 127.0.0.1/8 dev lo"
+                    : is_missing
                         ? "the master address (MASTER_ADDR, --master-addr) must be one of the machine of rank 0"
                         : "choose a free port of the machine of rank 0 (MASTER_PORT, --master-port)",
                     ExitCode::usage);

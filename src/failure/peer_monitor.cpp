@@ -26,7 +26,8 @@ bool has_ended(const Descriptor& process) {
   return process.is_open() && poll(&ended, 1, 0) == 1;
 }
 
-/// A warning is not worth that this thread waits for a reader of standard error.
+/// A warning is not worth that this thread waits for a reader of standard error. The thread has no LogScope either: the
+/// program's function may wait for a lock, and the thread that hangs may hold it.
 void say(const std::string& warning) {
   pollfd terminal{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
   if (!warning.empty() && poll(&terminal, 1, 0) == 1) {

@@ -41,6 +41,8 @@ std::string_view to_string(Phase phase) noexcept {
       return "resume";
     case Phase::data:
       return "data";
+    case Phase::copy:
+      return "copy";
     case Phase::task:
       return "Task::optimize";
     case Phase::forward:

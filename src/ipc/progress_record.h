@@ -23,6 +23,7 @@ enum class Phase : std::uint8_t {
   prepare,
   resume,
   data,
+  copy,  ///< of a step's batch to the GPU, as far as the step waits for it
   task,  ///< the task's optimize(), except the phases below
   forward,
   backward,
@@ -78,7 +79,7 @@ class SharedText {
 struct alignas(64) ProgressRecord {
   std::atomic<std::uint64_t> beats{0};  ///< number of changes of this record; a rank has stalled if it does not change
   std::atomic<std::int64_t> step{-1};   ///< completed steps of the fit; -1: unknown
-  std::atomic<std::int64_t> earlier_steps{0};     ///< those of the fits before it in this process
+  std::atomic<std::int64_t> earlier_steps{0};     ///< those of the fits before it, also of programs before this one
   std::atomic<std::int64_t> first_step{-1};       ///< those of all fits when this process began to train
   std::atomic<std::int64_t> first_step_ticks{0};  ///< its time on the steady clock
   std::atomic<std::uint64_t> collectives{0};      ///< collectives begun through World
@@ -101,10 +102,24 @@ struct alignas(64) ProgressRecord {
   }
   /// Sets Phase::callback with the name of the callback and its stage, such as "epoch_end".
   void set_callback(std::string_view name, std::string_view where) noexcept;
+  /// A script may have started another program before, which may have ended anywhere. Only its steps still count.
+  void begin_program() noexcept {
+    keep_steps();
+    step.store(-1, std::memory_order_relaxed);
+    first_step.store(-1, std::memory_order_release);
+    phase.store(Phase::start, std::memory_order_relaxed);
+    operation.store(Operation::none, std::memory_order_relaxed);
+    for (std::atomic<std::int64_t>& ticks : phase_ticks) {
+      ticks.store(0, std::memory_order_relaxed);
+    }
+    waited_ticks.store(0, std::memory_order_relaxed);
+    changed_ticks.store(0, std::memory_order_relaxed);
+    in_fit = false;
+  }
   /// `done`: the completed steps of a fit that begins.
   void begin_fit(std::int64_t done) noexcept {
     const bool trained = has_trained();
-    earlier_steps.store(std::max<std::int64_t>(all_steps(), 0), std::memory_order_relaxed);
+    keep_steps();
     set_step(done);
     if (!trained) {  // earlier fits of a restarted process had nothing to do
       first_step_ticks.store(ticks_now(), std::memory_order_relaxed);
@@ -172,6 +187,7 @@ struct alignas(64) ProgressRecord {
     sum.store(sum.load(std::memory_order_relaxed) + ticks, std::memory_order_relaxed);
   }
   void add_waited(std::int64_t ticks) noexcept { add(waited_ticks, ticks); }
+  void keep_steps() noexcept { add(earlier_steps, std::max<std::int64_t>(step.load(std::memory_order_relaxed), 0)); }
   /// Adds the time since the last change to the current phase. Returns the time.
   std::int64_t count_time() noexcept {
     const std::int64_t now = ticks_now();

@@ -187,10 +187,10 @@ class Launch {
   /// Exit code for the signal that ended the wait.
   std::optional<ExitCode> wait_for_restart(int attempt, const RestartDecision& decision, const LaunchReport& report) {
     const std::int64_t wait_s = decision.wait.count();
-    const std::string when = decision.halves
-                                 ? "now, with half the micro-batch"
-                                 : fmt::format("in {} s ({} left without progress)", wait_s, policy_.left());
-    say(fmt::format("restart {} {}: {}", attempt, when, first_line(report.failure)));
+    const std::string when = wait_s == 0 ? "now" : fmt::format("in {} s", wait_s);
+    const std::string how =
+        decision.halves ? ", with half the micro-batch" : fmt::format(" ({} left without progress)", policy_.left());
+    say(fmt::format("restart {} {}{}: {}", attempt, when, how, first_line(report.failure)));
     const auto until = Clock::now() + decision.wait;
     while (true) {
       if (const std::optional<int> signal = signals_.take_stop()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -72,15 +73,14 @@ RestartDecision RestartPolicy::after(const LaunchReport& report) {
   if (reached > furthest_) {
     furthest_ = reached;
     left_ = max_;
-    fruitless_ = 0;
+    next_wait_ = {};
   }
   if (left_ == 0) {
     return {.reason = fmt::format("no progress in {}", counted(max_, "restart"))};
   }
   --left_;
-  constexpr int kDoublings = 5;  // 2^5 is beyond kLongestWait
-  return {.restart = true,
-          .wait = std::min(kLongestWait, std::chrono::seconds(1 << std::min(fruitless_++, kDoublings)))};
+  const auto longer = std::clamp(2 * next_wait_, std::chrono::seconds(1), kLongestWait);
+  return {.restart = true, .wait = std::exchange(next_wait_, longer)};
 }
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@ struct RestartDecision {
 };
 
 /// Allows at most `max_restarts` consecutive restarts without progress. Progress resets their number and the waits,
-/// which grow as 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
+/// which grow as 0, 1, 2, 4 ... 30 s. There is no restart after a requested stop, after errors of settings, data or
 /// disagreeing ranks, and after the same failure twice in a row at the same step. After ExitCode::out_of_memory there
 /// always is one on one machine, at once: the ranks will find that their micro-batch has to be smaller. But the rank
 /// must have reported its failure: other programs may end with this code, too.
@@ -42,7 +42,7 @@ class RestartPolicy {
   int left_;
   bool is_on_one_machine_;
   int halvings_ = 0;
-  int fruitless_ = 0;           // restarts since the last progress
+  std::chrono::seconds next_wait_{0};
   std::int64_t furthest_ = -1;  // steps of all fits
   std::optional<Signature> last_{};
 };

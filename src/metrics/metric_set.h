@@ -13,6 +13,9 @@
 
 namespace lockstep::metrics {
 
+// A public header declares it, and so would export it.
+struct [[gnu::visibility("hidden")]] MetricAccess;
+
 struct MetricAccess {
   static std::list<Metric::State>& states(Metric& metric) { return metric.states_; }
 };

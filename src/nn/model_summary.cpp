@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/nn/model_summary.h>
 

@@ -83,7 +83,7 @@ bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
           const auto index = &parameter - groups[group].params().data();
           throw Error(
               fmt::format("parameter {} of group {}: the gradient is sparse, expected a dense one", index, group),
-              "use torch::optim::SGD for this parameter");
+              "use torch::optim::SGD without momentum for this parameter");
         }
         lists_[member->list].values.push_back(as_real(parameter));
         lists_[member->list].gradients.push_back(as_real(laid_out_like(parameter, gradient)));

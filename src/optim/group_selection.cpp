@@ -43,11 +43,11 @@ bool matches(std::string_view pattern, std::string_view text) {
 
 }  // namespace
 
-std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern) {
+ParameterFilter named(std::string pattern) {
   return [pattern = std::move(pattern)](std::string_view name, const at::Tensor&) { return matches(pattern, name); };
 }
 
-std::function<bool(std::string_view name, const at::Tensor& parameter)> matching(const std::string& expression) {
+ParameterFilter matching(const std::string& expression) {
   std::regex regex;
   try {
     regex.assign(expression);

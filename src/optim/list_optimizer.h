@@ -17,6 +17,8 @@ class ListOptimizer : public torch::optim::Optimizer {
  public:
   /// Throws: Error naming a parameter with a sparse gradient.
   at::Tensor step(LossClosure closure = nullptr) final;
+  /// The states were replaced: the next step makes new lists.
+  void forget_lists() noexcept { gradients_.forget(); }
 
  protected:
   ListOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -28,8 +30,6 @@ class ListOptimizer : public torch::optim::Optimizer {
   virtual void update() = 0;
 
   std::span<const GradientList> lists() const noexcept { return gradients_.lists(); }
-  /// The states were replaced: the next step makes new lists.
-  void forget_lists() noexcept { gradients_.forget(); }
   template <class Options>
   const Options& options_of(const GradientList& list) const {
     return static_cast<const Options&>(param_groups_[list.group].options());

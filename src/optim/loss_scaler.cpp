@@ -67,12 +67,14 @@ at::Tensor any_not_finite(std::span<const at::Tensor> gradients, c10::Device dev
 }
 
 void step_unless(const at::Tensor& flag, torch::optim::Optimizer& optimizer) {
-  if (auto* skips = dynamic_cast<SkipsOnDevice*>(&optimizer)) {
-    skips->skip_if(flag);
-    optimizer.step();
-  } else if (!flag.defined() || flag.item<float>() == 0) {
-    optimizer.step();
+  if (flag.defined()) {
+    if (auto* skips = dynamic_cast<SkipsOnDevice*>(&optimizer)) {
+      skips->skip_if(flag);
+    } else if (flag.item<float>() != 0) {
+      return;
+    }
   }
+  optimizer.step();
 }
 
 void LossScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& skip) {

@@ -26,6 +26,7 @@
 
 #include "optim/fused_adamw.h"
 #include "optim/fused_sgd.h"
+#include "optim/list_optimizer.h"
 #include "optim/param_groups.h"
 #include "optim/rule_optimizer.h"
 #include "tensor/mismatch.h"
@@ -190,9 +191,14 @@ class StateWriter {
   }
   void write(std::string name, const Slot& slot) { write(std::move(name), slot.tensor); }
   void write(std::string name, const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      out_.emplace_back(std::move(name), tensor);
+    if (!tensor.defined()) {
+      return;
     }
+    if (tensor.layout() != at::kStrided) {
+      throw Error(fmt::format("optimizer state {}: it is sparse, and checkpoints hold dense tensors", name),
+                  "use momentum 0 for parameters with sparse gradients, or an embedding without sparse(true)");
+    }
+    out_.emplace_back(std::move(name), tensor);
   }
 
  private:
@@ -559,6 +565,9 @@ void load_optimizer_state(BuiltOptimizer& built, const NamedTensors& state) {
     } else {
       states[parameter] = std::move(fresh);
     }
+  }
+  if (auto* lists = dynamic_cast<ListOptimizer*>(built.optimizer.get())) {
+    lists->forget_lists();
   }
   if (auto* rule = dynamic_cast<RuleOptimizer*>(built.optimizer.get())) {
     rule->common() = std::move(common);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -12,7 +13,6 @@
 #include <torch/optim/lbfgs.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 
 #include "base/mapped.h"
 #include "base/option_check.h"
@@ -33,11 +33,16 @@ std::size_t group_of(const std::vector<GroupSpec>& groups, std::string_view name
   return static_cast<std::size_t>(std::ranges::find_if(groups, selects) - groups.begin());
 }
 
-/// Distributes parameters to the groups that select them; the last entry gets the unselected ones.
+/// Distributes parameters to the groups that select them.
 std::vector<NamedTensors> deal(const std::vector<GroupSpec>& groups, const NamedTensors& parameters) {
-  std::vector<NamedTensors> dealt(groups.size() + 1);
+  std::vector<NamedTensors> dealt(groups.size());
   for (const auto& [name, parameter] : parameters) {
-    dealt[group_of(groups, name, parameter)].emplace_back(name, parameter);
+    const std::size_t group = group_of(groups, name, parameter);
+    if (group == groups.size()) {
+      throw ConfigError(fmt::format("no group selects parameter {} now, and one did before", name),
+                        "GroupSpec::select must give the same answer each time it is called");
+    }
+    dealt[group].emplace_back(name, parameter);
   }
   return dealt;
 }
@@ -60,13 +65,7 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
   if (spec.groups.empty()) {
     return {parameters};
   }
-  std::vector<NamedTensors> dealt = deal(spec.groups, parameters);
-  if (const NamedTensors& left = dealt.back(); !left.empty() && log_rank() == 0) {  // every rank finds the same
-    log_warning(fmt::format("optimizer '{}': no group selects {} of {} parameters; they are not trained ({}{})",
-                            spec.name, left.size(), parameters.size(), left.front().first,
-                            left.size() > 1 ? ", ..." : ""));
-  }
-  dealt.pop_back();
+  const std::vector<NamedTensors> dealt = deal(spec.groups, parameters);
   const std::vector<NamedTensors> dealt_frozen = deal(spec.groups, frozen);
   OptionCheck check(fmt::format("optimizer '{}'", spec.name));
   for (std::size_t i = 0; i < dealt.size(); ++i) {
@@ -80,10 +79,10 @@ std::vector<NamedTensors> given_groups(const OptimizerSpec& spec, const NamedTen
     const double scale = spec.groups[i].lr_scale;
     check.refuse_if(!(scale >= 0 && std::isfinite(scale)),
                     fmt::format("group {} has lr_scale {}, expected 0 or more", i, scale));
-    const double decay = spec.groups[i].weight_decay;
-    check.refuse_if(!((decay >= 0 && std::isfinite(decay)) || decay == -1),
-                    fmt::format("group {} has weight_decay {}, expected 0 or more, or -1", i, decay),
-                    "-1: that of the factory");
+    const double decay = spec.groups[i].weight_decay.value_or(0);
+    check.refuse_if(!(decay >= 0 && std::isfinite(decay)),
+                    fmt::format("group {} has weight_decay {}, expected 0 or more", i, decay),
+                    "leave it out: the group then has that of the factory");
   }
   check.throw_problems();
   return dealt;
@@ -181,20 +180,24 @@ std::vector<std::optional<std::size_t>> continued_groups(const BuiltOptimizer& b
 }
 
 void set_weight_decay(const OptimizerSpec& spec, std::size_t group, OptimizerOptions& options) {
-  const double wanted = spec.groups[group].weight_decay;
-  if (wanted < 0) {
+  const std::optional<double> wanted = spec.groups[group].weight_decay;
+  if (!wanted) {
     return;
   }
   double* decay = option_values(options).weight_decay;
   if (decay == nullptr) {
     throw ConfigError(
         fmt::format("optimizer '{}': group {} sets weight decay {}, which this optimizer does not support", spec.name,
-                    group, wanted));
+                    group, *wanted));
   }
-  *decay = wanted;
+  *decay = *wanted;
 }
 
 }  // namespace
+
+bool selects(const OptimizerSpec& spec, std::string_view name, const at::Tensor& parameter) {
+  return spec.groups.empty() || group_of(spec.groups, name, parameter) < spec.groups.size();
+}
 
 std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizers, const OptimConfig& config) {
   std::vector<NamedSchedule> found;
@@ -231,7 +234,7 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
     throw ConfigError(fmt::format("optimizer '{}': the factory is missing", spec.name),
                       "set OptimizerSpec::make, for example to adamw()");
   }
-  if (parameters.empty() && frozen.empty()) {
+  if (parameters.empty() && frozen.empty() && spec.groups.empty()) {
     throw ConfigError(fmt::format("optimizer '{}': no parameter requires gradients", spec.name),
                       "register the layers with register_module(), or unfreeze some of them");
   }

@@ -39,10 +39,13 @@ struct BuiltOptimizer {
   std::vector<LrSchedule> schedules{};            ///< per group
 };
 
-/// `parameters` require gradients (shared ones appear once), `frozen` ones do not. If they are set, `config.lr`
-/// replaces the learning rate of the factory, and `config.schedule` the schedule of the optimizer. Throws: ConfigError
-/// (no parameters; a group that selects none, by name; a spec without a factory; a factory that ignores its argument;
-/// an invalid schedule).
+/// Whether a group of the optimizer selects the parameter. Without groups it has all parameters of its module.
+bool selects(const OptimizerSpec& spec, std::string_view name, const at::Tensor& parameter);
+
+/// `parameters` require gradients (shared ones appear once), `frozen` ones do not; the spec selects all of them. If
+/// they are set, `config.lr` replaces the learning rate of the factory, and `config.schedule` the schedule of the
+/// optimizer. Throws: ConfigError (no parameters; a group that selects none, by name; a spec without a factory; a
+/// factory that ignores its argument; an invalid schedule).
 BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& parameters,
                                const OptimConfig& config = {}, NamedTensors frozen = {});
 

@@ -14,6 +14,9 @@ const at::Tensor& identity_of(const torch::optim::OptimizerParamState& state) {
   return static_cast<const RuleState&>(state).step;
 }
 
+/// With at least one dimension: the product of a 0-dim float and a 0-dim double, such as a common number, is a double.
+at::Tensor with_dimension(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.view({1}) : tensor; }
+
 [[noreturn]] void throw_no_archive() {
   throw Error("this optimizer cannot be written into an archive of torch::save",
               "use the Trainer's checkpoints, or Strategy::optimizer_state()");
@@ -102,7 +105,8 @@ void RuleOptimizer::lists_changed() {
       part.slots.resize(state.slots.size());
       for (std::size_t slot = 0; slot < state.slots.size(); ++slot) {
         const at::Tensor& tensor = state.slots[slot];
-        part.slots[slot].push_back(tensor.defined() ? as_real(tensor) : tensor);
+        const bool is_number = state.kinds[slot].shape == StateSlot::Shape::number;
+        part.slots[slot].push_back(is_number || !tensor.defined() ? tensor : with_dimension(as_real(tensor)));
       }
     }
     for (auto& [numbers, part] : by_numbers) {
@@ -128,8 +132,8 @@ void RuleOptimizer::update_part(Part& part) {
   const GradientList& list = lists()[part.list];
   for (std::size_t i = 0; i < part.members.size(); ++i) {
     ++part.states[i]->count();
-    part.values.push_back(list.values[part.members[i]]);
-    part.gradients.push_back(list.gradients[part.members[i]]);
+    part.values.push_back(with_dimension(list.values[part.members[i]]));
+    part.gradients.push_back(with_dimension(list.gradients[part.members[i]]));
   }
   const auto& options = options_of<RuleOptions>(list);
   options.rule->update({.step = part.states.front()->count(),

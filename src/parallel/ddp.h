@@ -20,6 +20,8 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
 
 class DdpOptimizer;
 
+class [[gnu::visibility("hidden")]] Ddp;  // as its field SyncStatistics
+
 class Ddp final : public SingleDevice {
  public:
   Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision = Precision::fp32,

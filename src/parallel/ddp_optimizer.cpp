@@ -251,7 +251,7 @@ void DdpOptimizer::begin_forward(Gradients gradients) {
 
 void DdpOptimizer::backward(const at::Tensor& loss, const at::Tensor& weight) {
   idle_ = false;
-  has_loss_ = true;
+  has_loss_ = ran_backward_ = true;
   end_pass();
   if (reduce_) {
     run_backward({loss}, {root_gradient(loss, weight)});
@@ -375,6 +375,7 @@ void DdpOptimizer::finish() {
                 "backward_nothing() after it");
   }
   check_all_used();
+  look_for_unused();
   unscale_grads();
   ddp_.lane_->add(lane_.grad());
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -49,6 +50,44 @@ template <class T, class Sum>
   return static_cast<T>(static_cast<Sum>(value) * factor);  // rounded to T, as it is for the process group
 }
 
+using Bits = Vector<std::uint32_t>;
+using Halves [[gnu::vector_size(32)]] = std::uint16_t;
+
+/// All bits where the number, as a signed one, is negative. The compiler makes slow code of comparisons of vectors
+/// that are wider than its registers.
+[[gnu::always_inline]] inline void find_negative(const Bits& numbers, Bits& mask) noexcept {
+  mask = reinterpret_cast<Bits>(reinterpret_cast<Vector<std::int32_t>>(numbers) >> 31);
+}
+
+/// These two do for 16 numbers what c10::Half does for one, with its operations and so with its results.
+[[gnu::always_inline]] inline void to_floats(const Halves& halves, Vector<float>& numbers) noexcept {
+  const Bits bits = __builtin_convertvector(halves, Bits);
+  const Bits magnitude = bits << 17;
+  const Vector<float> normal = reinterpret_cast<Vector<float>>((magnitude >> 4) + (0xe0U << 23)) * 0x1p-112F;
+  const Vector<float> subnormal = reinterpret_cast<Vector<float>>((magnitude >> 17) | (0x7eU << 23)) - 0.5F;
+  Bits is_subnormal{};
+  find_negative((magnitude >> 27) - 1U, is_subnormal);
+  numbers =
+      reinterpret_cast<Vector<float>>(((bits & 0x8000U) << 16) | (reinterpret_cast<Bits>(subnormal) & is_subnormal) |
+                                      (reinterpret_cast<Bits>(normal) & ~is_subnormal));
+}
+
+[[gnu::always_inline]] inline void to_halves(const Vector<float>& numbers, Halves& halves) noexcept {
+  constexpr std::uint32_t kLeastExponent = 0x71;  // of a normal number in the result
+  const Bits bits = reinterpret_cast<Bits>(numbers);
+  const Bits magnitude = bits & 0x7fffffffU;
+  const Bits exponent = magnitude >> 23;
+  Bits is_small{};
+  find_negative(exponent - kLeastExponent, is_small);
+  const Bits bias = ((exponent & ~is_small) | (kLeastExponent & is_small)) + 0xfU;
+  const Vector<float> scaled = reinterpret_cast<Vector<float>>(magnitude) * 0x1p112F * 0x1p-110F;
+  const Bits rounded = reinterpret_cast<Bits>(reinterpret_cast<Vector<float>>(bias << 23) + scaled);
+  const Bits number = ((rounded >> 13) & 0x7c00U) + (rounded & 0xfffU);
+  Bits is_nan{};
+  find_negative(0x7f800000U - magnitude, is_nan);
+  halves = __builtin_convertvector(((bits >> 16) & 0x8000U) | (0x7e00U & is_nan) | (number & ~is_nan), Halves);
+}
+
 /// Elements from `begin` to `end`. Some of them at a time stay in registers from the first part to the last mean, so
 /// that each is read once and written once. They are read before they are written, because `means` may be the parts.
 /// Half types are added in float.
@@ -65,6 +104,12 @@ template <class T>
     if constexpr (std::is_same_v<T, Sum>) {
       std::memcpy(&shares, from, sizeof(shares));
       shares *= factor;
+    } else if constexpr (std::is_same_v<T, c10::Half>) {
+      Halves halves{};
+      std::memcpy(&halves, from, sizeof(halves));
+      to_floats(halves, shares);
+      to_halves(shares * factor, halves);
+      to_floats(halves, shares);
     } else {
       for (std::int64_t lane = 0; lane < kLanes; ++lane) {
         shares[lane] = share_of(from[lane], factor);
@@ -75,6 +120,10 @@ template <class T>
     T* const to = reinterpret_cast<T*>(mean) + at;
     if constexpr (std::is_same_v<T, Sum>) {
       std::memcpy(to, &sum, sizeof(sum));
+    } else if constexpr (std::is_same_v<T, c10::Half>) {
+      Halves halves{};
+      to_halves(sum, halves);
+      std::memcpy(to, &halves, sizeof(halves));
     } else {
       for (std::int64_t lane = 0; lane < kLanes; ++lane) {
         to[lane] = static_cast<T>(sum[lane]);
@@ -124,7 +173,7 @@ LOCKSTEP_VECTORIZED void write_bfloats(Means means, Parts parts, std::int64_t be
   write_elements<c10::BFloat16>(means, parts, begin, end);
 }
 
-void write_halves(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
+LOCKSTEP_VECTORIZED void write_halves(Means means, Parts parts, std::int64_t begin, std::int64_t end) noexcept {
   write_elements<c10::Half>(means, parts, begin, end);
 }
 

@@ -17,6 +17,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/world/world.h>
 
+#include "base/mapped.h"
 #include "base/text.h"
 #include "optim/grad_norm.h"
 #include "parallel/sync_statistics.h"
@@ -45,7 +46,7 @@ Parameters parameters_of(torch::nn::Module& whole, const OptimizerSpec& spec) {
   }
   Parameters found;
   for (const auto& item : whole.named_parameters()) {
-    if (wanted.erase(item.value().unsafeGetTensorImpl()) == 1) {
+    if (wanted.erase(item.value().unsafeGetTensorImpl()) == 1 && selects(spec, item.key(), item.value())) {
       (item.value().requires_grad() ? found.trained : found.frozen).emplace_back(item.key(), item.value());
     }
   }
@@ -85,8 +86,10 @@ void SingleDeviceOptimizer::build_again() {
 
 // Gradients are cleared, not set to zero: the next backward then writes each gradient once instead of adding to it.
 void SingleDeviceOptimizer::zero_grad() {
-  for (auto& [name, parameter] : parameters_) {
-    parameter.mutable_grad().reset();
+  for (const NamedTensors* parameters : {&parameters_, &strategy_.untrained_}) {
+    for (const auto& [name, parameter] : *parameters) {
+      parameter.mutable_grad().reset();
+    }
   }
   grads_.clear();  // it would keep their memory until the next ones are clipped
   count_.reset();
@@ -123,8 +126,8 @@ void SingleDeviceOptimizer::finish() {
   strategy_.agreed_ = strategy_.agreed_ | strategy_.take_requests();
 }
 
-// With several ranks each step needs all gradients. With one rank a loss may use other parts later, so this only says
-// what the first step shows.
+// With several ranks check_all_used() has looked at each step, unless the graph is static. With one rank a loss may use
+// other parts later, so this only says what the first step shows.
 void SingleDeviceOptimizer::look_for_unused() {
   if (!ran_backward_ || std::exchange(looked_for_unused_, true) || strategy_.options_.find_unused_parameters) {
     return;
@@ -134,11 +137,14 @@ void SingleDeviceOptimizer::look_for_unused() {
     return;
   }
   if (unused.size() == parameters_.size()) {
-    throw Error(text_about(unused),
-                "Task::module() must return the module with which the task calculates its loss; if a step may use none "
-                "of them, set --dist.find_unused_parameters true");
+    throw Error(fmt::format("{}; they are all that optimizer '{}' trains", text_about(unused), name()),
+                "Task::module() must return the module with which the task calculates its loss, and nothing may clear "
+                "gradients between the backward and the update; if a step may use none of them, set "
+                "--dist.find_unused_parameters true");
   }
-  log_warning(fmt::format("{}; with several ranks this is an error: {}", text_about(unused), kUnusedHint));
+  if (strategy_.world_.size() == 1) {
+    log_warning(fmt::format("{}; with several ranks this is an error: {}", text_about(unused), kUnusedHint));
+  }
 }
 
 std::vector<std::string> SingleDeviceOptimizer::without_gradient() const {
@@ -163,8 +169,7 @@ void SingleDeviceOptimizer::unscale_grads() {
   }
 }
 
-/// Dense real tensors that share memory with the gradients of the optimizer's own parameters, for the norm and for
-/// scaling. Its groups may leave out some of parameters_.
+/// Dense real tensors that share memory with the gradients, for the norm and for scaling.
 const std::vector<at::Tensor>& SingleDeviceOptimizer::defined_grads() {
   grads_.clear();
   for (auto& group : built_.optimizer->param_groups()) {
@@ -303,28 +308,44 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
   }
   module_ = &module;
   optimizers_.clear();
+  untrained_.clear();
   for (const auto& spec : optimizers) {
     optimizers_.push_back(make_optimizer(spec));
   }
   check_that_something_trains();
-  check_that_no_parameter_has_two();
+  look_at_owners();
 }
 
-void SingleDevice::check_that_no_parameter_has_two() const {
-  std::unordered_map<std::string, std::size_t> owners;
+void SingleDevice::look_at_owners() {
+  std::unordered_map<const c10::TensorImpl*, std::size_t> owners;
   for (std::size_t number = 0; number < optimizers_.size(); ++number) {
-    for (const std::vector<std::string>& group : optimizers_[number]->updated()) {
-      for (const std::string& parameter : group) {
-        const auto [owner, is_new] = owners.emplace(parameter, number);
-        if (!is_new) {
-          throw ConfigError(
-              fmt::format("optimizer {} ('{}') and optimizer {} ('{}') both have the parameter {}", owner->second,
-                          optimizers_[owner->second]->name(), number, optimizers_[number]->name(), parameter),
-              "select each parameter for one optimizer, see OptimizerSpec; for two losses use one optimizer and both "
-              "losses in a step; for one optimizer after another, train twice, see docs/recipes.md");
-        }
+    for (const auto& [name, parameter] : optimizers_[number]->parameters()) {
+      const auto [owner, is_new] = owners.emplace(parameter.unsafeGetTensorImpl(), number);
+      if (!is_new) {
+        throw ConfigError(
+            fmt::format("optimizer {} ('{}') and optimizer {} ('{}') both have the parameter {}", owner->second,
+                        optimizers_[owner->second]->name(), number, optimizers_[number]->name(), name),
+            "select each parameter for one optimizer, by OptimizerSpec::module or groups; for two losses use one "
+            "optimizer and both losses in a step; for one optimizer after another, train twice, see docs/recipes.md");
       }
     }
+  }
+  const std::vector<std::string> before = mapped(untrained_, &NamedTensors::value_type::first);
+  for (const auto& [name, parameter] : std::exchange(untrained_, {})) {
+    parameter.mutable_grad().reset();  // it may be frozen now, and nothing would clear it again
+  }
+  for (const auto& item : module_->named_parameters()) {
+    if (item.value().requires_grad() && owners.emplace(item.value().unsafeGetTensorImpl(), optimizers_.size()).second) {
+      untrained_.emplace_back(item.key(), item.value());
+    }
+  }
+  const std::vector<std::string> names = mapped(untrained_, &NamedTensors::value_type::first);
+  const auto is_told = [&](const std::string& name) { return std::ranges::find(before, name) != before.end(); };
+  if (!std::ranges::all_of(names, is_told) && log_rank() == 0) {  // every rank finds the same
+    log_warning(
+        fmt::format("no optimizer trains {} of {} parameters: {}; select them by OptimizerSpec::module or "
+                    "groups, or freeze them (requires_grad_(false))",
+                    names.size(), owners.size(), join_first(names, 10)));
   }
 }
 
@@ -333,7 +354,7 @@ void SingleDevice::prepare_again() {
     optimizer->build_again();
   }
   check_that_something_trains();
-  check_that_no_parameter_has_two();
+  look_at_owners();
 }
 
 std::unique_ptr<SingleDeviceOptimizer> SingleDevice::make_optimizer(const OptimizerSpec& spec) {
@@ -342,7 +363,7 @@ std::unique_ptr<SingleDeviceOptimizer> SingleDevice::make_optimizer(const Optimi
 
 void SingleDevice::check_that_something_trains() const {
   if (std::none_of(optimizers_.begin(), optimizers_.end(),
-                   [](const auto& optimizer) { return optimizer->has_parameters(); })) {
+                   [](const auto& optimizer) { return !optimizer->parameters().empty(); })) {
     throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
                       "keep requires_grad of the parameters that you want to train");
   }

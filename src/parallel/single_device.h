@@ -51,9 +51,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
 
   /// Call it after freezing or unfreezing parameters.
   virtual void build_again();
-  bool has_parameters() const noexcept { return !parameters_.empty(); }
-  /// Of the parameters that it updates, by group.
-  const std::vector<std::vector<std::string>>& updated() const noexcept { return built_.names; }
+  /// Those that it updates.
+  const NamedTensors& parameters() const noexcept { return parameters_; }
   const std::string& name() const noexcept { return spec_.name; }
   virtual NamedTensors state() const;
   /// See lockstep::evaluation_values.
@@ -72,6 +71,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   void look_for_not_finite();
   /// With optim.non_finite skip: what a norm of the gradients says.
   void note_norm(const at::Tensor& norm);
+  /// After the first backward: whether the parameters have gradients.
+  void look_for_unused();
   /// The names of parameters_ that have no gradient.
   std::vector<std::string> without_gradient() const;
   /// "2 of 29 parameters got no gradient on rank 0: a, b".
@@ -83,14 +84,14 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   const std::size_t index_;  // among those of the strategy
   OptimizerSpec spec_;
   BuiltOptimizer built_{};
-  NamedTensors parameters_{};  // those that require gradients; a shared parameter is listed once
+  NamedTensors parameters_{};  // selected ones that require gradients; a shared parameter is listed once
   at::Tensor count_{};         // sum of the counts of this step, if the task returns counts
   at::Tensor loss_{};          // sum of the losses of this step, if they were added
   at::Tensor inputs_{};        // likewise of the mean squares of the inputs
+  bool ran_backward_ = false;  // with a loss
 
  private:
   void build();
-  void look_for_unused();
   std::string scaler_key() const;
   bool skips_not_finite() const;
   const std::vector<at::Tensor>& defined_grads();
@@ -102,7 +103,6 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   at::Tensor not_finite_{};             // a flag: a gradient of this step is not finite; undefined: not known
   at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
-  bool ran_backward_ = false;
   bool looked_for_unused_ = false;
 };
 
@@ -150,7 +150,8 @@ class SingleDevice : public Strategy {
 
  private:
   void check_that_something_trains() const;
-  void check_that_no_parameter_has_two() const;
+  /// Throws: ConfigError if two optimizers train one parameter. Finds those that none trains.
+  void look_at_owners();
   /// Parameters and the values with which they are evaluated, if these are others.
   std::vector<std::pair<at::Tensor, at::Tensor>> evaluated_parameters() const;
 
@@ -158,6 +159,7 @@ class SingleDevice : public Strategy {
   const Precision precision_;
   StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};
+  NamedTensors untrained_{};          // require gradients, and no optimizer has them
   std::weak_ptr<void> evaluating_{};  // the scope that exists
   bool has_kept_evaluation_values_ = false;
 };

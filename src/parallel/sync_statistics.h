@@ -15,6 +15,10 @@
 
 namespace lockstep {
 
+// A public header declares them, and so would export them.
+struct [[gnu::visibility("hidden")]] ChannelSums;
+class [[gnu::visibility("hidden")]] SyncStatistics;
+
 /// Sums over values of each channel; float64, on the device.
 struct ChannelSums {
   at::Tensor count{};   ///< values per channel; 0-dim

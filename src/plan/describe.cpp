@@ -186,8 +186,11 @@ std::string checkpoint_text(const TrainConfig& config) {
     kept += fmt::format("{} the best {} by {}", checkpoint.keep_all ? ", with" : " and", checkpoint.keep_best,
                         metric_text(checkpoint.monitor, checkpoint.mode));
   }
-  return fmt::format("{}at the end, {} kept; {}", when.empty() ? "" : when + " and ", kept,
-                     config.fresh ? "starting over" : "resume " + config.resume);
+  return fmt::format("{}at the end, {} kept", when.empty() ? "" : when + " and ", kept);
+}
+
+std::string resume_text(const TrainConfig& config) {
+  return !config.checkpoint.enabled ? "" : config.fresh ? "starting over (--fresh)" : config.resume;
 }
 
 }  // namespace
@@ -211,6 +214,7 @@ std::string describe(const Plan& plan) {
       {"prediction", first_steps_text(config.predict.max_batches)},
       {"early stop", early_stop_text(config.early_stop)},
       {"checkpoints", checkpoint_text(config)},
+      {"resume", resume_text(config)},
       {"run", config.run_dir},
       {"threads",
        fmt::format("{} per rank{}", plan.threads_per_rank, plan.threads_are_given ? " (OMP_NUM_THREADS)" : "")},

@@ -12,6 +12,7 @@
 
 #include "base/about_another_rank.h"
 #include "base/assertion.h"
+#include "base/exception_text.h"
 #include "base/text.h"
 #include "failure/deadlines.h"
 #include "failure/end_process.h"
@@ -111,8 +112,7 @@ Failure current_failure() {
         dynamic_cast<const CommError*>(&error) != nullptr && failure.code == static_cast<int>(ExitCode::peer_lost);
     failure.is_consequence = lost_peer || dynamic_cast<const AboutAnotherRank*>(&error) != nullptr;
   } catch (...) {
-    const std::type_info* type = abi::__cxa_current_exception_type();
-    failure.text = fmt::format("error: unknown exception of type {}", type == nullptr ? "unknown" : type_name(*type));
+    failure.text = "error: " + current_exception_text();
   }
   return failure;
 }

@@ -5,6 +5,7 @@
 
 #include <lockstep/base/log.h>
 
+#include "base/log_label.h"
 #include "base/terminal.h"
 #include "ipc/channel.h"
 
@@ -23,7 +24,7 @@ class TerminalConsole final : public Console {
  public:
   TerminalConsole(bool interactive, int width) : interactive_(interactive), width_(width) {}
   void line(std::string_view text) override {
-    if (is_logged(LogLevel::info)) {
+    if (is_logged(LogLevel::info) && !give_to_log_handler(LogLevel::info, text)) {
       write_line(text);
     }
   }
@@ -44,7 +45,7 @@ class ChannelConsole final : public Console {
  public:
   ChannelConsole(std::shared_ptr<Channel> channel, int width) : channel_(std::move(channel)), width_(width) {}
   void line(std::string_view text) override {
-    if (is_logged(LogLevel::info)) {
+    if (is_logged(LogLevel::info) && !give_to_log_handler(LogLevel::info, text)) {
       channel_->send({.kind = Message::Kind::line, .text = std::string(text)});
     }
   }

@@ -19,8 +19,9 @@ namespace lockstep {
 /// The whole file; "": there is no file.
 std::string read_metric_file(FileSystem& fs, const std::filesystem::path& file);
 
-/// A file of rows that is created, or continued after `resume_step`: rows of later steps and an incomplete last row are
-/// cut off. `is_ours` gets the first 16 bytes (or fewer); `step_of` returns the step of a row, 0 if it has none.
+/// A file of rows that is created, or continued after `resume_step` (-1: from its beginning): rows of later steps and
+/// an incomplete last row are cut off. `is_ours` gets the first 16 bytes (or fewer); `step_of` returns the step of a
+/// row, 0 if it has none.
 ReportFile metric_file(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step,
                        bool (*is_ours)(std::string_view begin), std::int64_t (*step_of)(std::string_view row));
 

@@ -76,6 +76,9 @@ ProgressBar::ProgressBar(std::shared_ptr<Console> console, bool show_bar)
 ProgressBar::~ProgressBar() { finish_phase(); }
 
 void ProgressBar::update(const Progress& progress) {
+  if (!show_bar_ && phase_ == progress.phase) {
+    return;
+  }
   const auto now = Clock::now();
   enter_phase(progress, now);
   if (show_bar_ && now >= next_draw_) {

@@ -124,7 +124,7 @@ class TensorboardSink final : public MetricSink {
     append(record(event().text(3, "brain.Event:2")));
     constexpr int kStart = 1;  // of tensorflow.SessionLog: TensorBoard drops rows of earlier files from this step on
     append(record(event().integer(2, resume_step + 1).message(7, Message().integer(1, kStart))));
-    write_text(resume_step, "config", description);
+    write_text(std::max(resume_step, std::int64_t{0}), "config", description);
   }
 
   void write(std::int64_t step, std::span<const MetricValue> metrics) override {

@@ -71,8 +71,11 @@ void RunCommands::note_own() {
 }
 
 CommandsTaken RunCommands::take() {
+  if (run_.empty()) {
+    return {};
+  }
   const auto now = Clock::now();
-  if (run_.empty() || now - looked_ < std::chrono::seconds(1)) {
+  if (now - looked_ < std::chrono::seconds(1)) {
     return {};
   }
   looked_ = now;

@@ -162,18 +162,21 @@ void RunDirectory::lock(const LaunchName* patient_with) {
   constexpr std::chrono::seconds kPatience{10};        // time for a process that is being killed
   constexpr std::chrono::milliseconds kNewOwner{200};  // until its name is in the lock, that of an earlier one is there
   constexpr std::chrono::milliseconds kPause{20};
+  constexpr int kMisses = 10;  // another start may rename the directory between two calls; the next attempt makes it
   const auto began = std::chrono::steady_clock::now();
   std::string owner;
+  int missed = 0;  // attempts in a row
   for (std::optional<IoError> missing; !take(owner, missing); missing.reset()) {
+    missed = missing ? missed + 1 : 0;
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (missing && (missed == kMisses || waited > kPatience)) {
+      throw *missing;
+    }
     const bool of_this_launch = patient_with != nullptr && [&] {
       const std::string text = json();
       return !text.empty() && same_launch(parse_run_record(text, directory_.string()).launch, *patient_with);
     }();
-    const auto waited = std::chrono::steady_clock::now() - began;
     if (waited > (!owner.empty() && !of_this_launch ? std::chrono::milliseconds(kNewOwner) : kPatience)) {
-      if (missing) {
-        throw *missing;
-      }
       throw CheckpointError(fmt::format("run directory {} is in use by {}", directory_.string(),
                                         owner.empty() ? "another start" : printable(owner)),
                             fmt::format("wait for that run to end, or use another --run_name; if that process has "

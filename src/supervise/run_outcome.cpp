@@ -70,6 +70,10 @@ Failure RunOutcome::blame(int rank, std::string_view what, int code) const {
 
 void RunOutcome::announced(int rank, const Message& message, const ProgressView& place, Time now) {
   Rank& state = ranks_[static_cast<std::size_t>(rank)];
+  if (message.kind == Message::Kind::started) {  // perhaps the next program of a script
+    state.finished.reset();
+    return;
+  }
   if (message.kind == Message::Kind::finished) {
     state.finished = message.code;
     return;
@@ -111,13 +115,19 @@ void RunOutcome::exited(int rank, const Ending& ending) {
 Failure RunOutcome::judge_signal(int rank, const Ending& ending) const {
   const int signal = ending.status.signal;
   const int code = 128 + signal;
+  const std::string place = after_blank(place_of(ending.place));
+  if (ending.of_script && ending.has_trained && is_stop_request(signal)) {
+    return blame(rank,
+                 fmt::format("ended{} without saying that its work is saved, after {} had ended its script", place,
+                             signal_text(signal)),
+                 static_cast<int>(ExitCode::failed));
+  }
   if (forwarded_.contains(signal) || (is_stop_request(signal) && ending.tells_steps && !ending.has_trained)) {
     const bool before_training = ending.tells_steps && !ending.has_trained;
     return {.code = signal == SIGINT ? kInterrupted : kStopped,
             .text = fmt::format("stopped by {}{}", signal_text(signal),
                                 before_training ? " before the training began; run the same command again" : "")};
   }
-  const std::string place = after_blank(place_of(ending.place));
   if (signal == SIGKILL && ending.out_of_memory) {
     const std::string limit =
         ending.memory_limit ? fmt::format(" (memory limit {})", human_bytes(*ending.memory_limit)) : std::string();

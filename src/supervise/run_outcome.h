@@ -22,6 +22,7 @@ namespace lockstep {
 /// How a rank ended, and its state at that time.
 struct Ending {
   ExitStatus status{};
+  bool of_script = false;  ///< `status` is that of a script; the program that it started has ended, too
   ProgressView place{};
   bool has_trained = false;                    ///< completed a step
   bool tells_steps = true;                     ///< false: a program that does not use this library's run()
@@ -38,7 +39,8 @@ class RunOutcome {
   /// Rank numbers in messages begin at `first_rank`.
   RunOutcome(std::string host, const std::vector<pid_t>& pids, int first_rank);
 
-  void announced(int rank, const Message& message, const ProgressView& place, Time now);  ///< failure or finished
+  /// Started, failure or finished.
+  void announced(int rank, const Message& message, const ProgressView& place, Time now);
   void exited(int rank, const Ending& ending);
   void stalled(int rank, std::string_view what, std::string hint);
   void signal_forwarded(int signal) { forwarded_.insert(signal); }  ///< a death by this signal is not a failure

@@ -292,14 +292,13 @@ class Supervisor {
             terminal_.status(printable(message->text));
           }
           break;
+        case Message::Kind::started:
         case Message::Kind::failure:
         case Message::Kind::finished:
           outcome_.announced(rank, *message, view(progress_[rank]), Clock::now());
           break;
         case Message::Kind::left:
           watched(rank).keep_what_is_left(message->text);
-          break;
-        case Message::Kind::started:
           break;
         case Message::Kind::abort:  // only the supervisor sends these
         case Message::Kind::dump:
@@ -317,6 +316,7 @@ class Supervisor {
     }
     const MemoryWatch& memory = watched(rank).memory();
     outcome_.exited(rank, {.status = status,
+                           .of_script = watched(rank).has_script(),
                            .place = view(progress_[rank]),
                            .has_trained = progress_[rank].has_trained(),
                            .tells_steps = !is_stranger(rank),

@@ -23,6 +23,7 @@ class WatchedRank {
 
   /// The process that announces its end: the first one, or a program that a script has started as its child.
   pid_t pid() const noexcept { return program_pid_; }
+  bool has_script() const noexcept { return program_.is_open(); }  ///< a script has started this process
   /// To this process; while none is known, and after its end, to all of the rank's process group.
   void send_signal(int signal) const noexcept;
   int end_fd() const noexcept;  ///< readable when the rank may have ended: see has_ended()

@@ -183,6 +183,11 @@ class Child {
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
     for (int signal = 1; signal < NSIG; ++signal) {
+      struct sigaction before {};
+      sigaction(signal, nullptr, &before);
+      if (is_stop_request(signal) && before.sa_handler == SIG_IGN) {
+        continue;  // ignored on purpose, as by nohup: a rank may get the signal without the launcher
+      }
       sigaction(signal, &standard, nullptr);  // fails for SIGKILL and SIGSTOP, which always have the default action
     }
     sigset_t blocked;

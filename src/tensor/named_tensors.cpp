@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -26,5 +27,7 @@ const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name) 
   }
   throw Error(fmt::format("found no tensor '{}'", printable(name)), known_names(tensors));
 }
+
+at::Tensor tensor_of(NamedTensors&& tensors, std::string_view name) { return tensor_of(std::as_const(tensors), name); }
 
 }  // namespace lockstep

@@ -135,8 +135,8 @@ class Trials {
     WithoutPeers strategy(config_, world_, alone_);
     strategy.prepare(task_.module(), task_.optimizers());
     Meter meter;
-    const Step::Context context{.strategy = strategy, .world = alone_, .config = config_, .meter = meter};
-    Step step(context);
+    const StepAccess::Context context{.strategy = strategy, .world = alone_, .config = config_, .meter = meter};
+    Step step = StepAccess::make(context);
     Trial trial;
     for (ScheduleStep at = kTinyRate; at.step < options_.steps; ++at.step) {
       const StepBatches* batches = data->next();
@@ -145,7 +145,7 @@ class Trials {
       }
       const StepBatches chosen = first_two_of(*batches);
       strategy.begin_step(at.step, {});
-      step.begin(chosen, {.step = at.step}, at);
+      StepAccess::begin(step, chosen, {.step = at.step}, at);
       task_.optimize(step);
       for (const Batch& batch : chosen.micro) {
         trial.largest = std::max(trial.largest, batch.samples);

@@ -62,18 +62,18 @@ FitResult Fit::train() {
   is_between_steps_ = true;
   notify(Stage::fit_start);
   anomalies_.begin(snapshot_parts(), state_.step);
-  Step::Context context{.strategy = *strategy_,
-                        .world = world_,
-                        .config = config_,
-                        .meter = metrics_.of_window(),
-                        .epoch_meter = metrics_.of_epoch(),
-                        .spikes = anomalies_.spikes().gate(),
-                        .loss_check = world_.is_main() ? &loss_check_ : nullptr,
-                        .graphs = graphs_ ? &*graphs_ : nullptr,
-                        .loss_factor = loss_factor_,
-                        .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
-                        .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
-  Step step(context);
+  StepAccess::Context context{.strategy = *strategy_,
+                              .world = world_,
+                              .config = config_,
+                              .meter = metrics_.of_window(),
+                              .epoch_meter = metrics_.of_epoch(),
+                              .spikes = anomalies_.spikes().gate(),
+                              .loss_check = world_.is_main() ? &loss_check_ : nullptr,
+                              .graphs = graphs_ ? &*graphs_ : nullptr,
+                              .loss_factor = loss_factor_,
+                              .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
+                              .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
+  Step step = StepAccess::make(context);
   if (!limits_.are_reached(state_)) {  // else there is nothing that more time would continue
     look_at_time();
   }
@@ -95,7 +95,9 @@ FitResult Fit::train() {
       agreed_.stop = world_.any(asked_to_stop_());
       break;
     }
-    if (begins_epoch() || place_.steps == 0) {  // a ReloadedLoader may have another global batch in each epoch
+    if (begins_epoch() || place_.steps == 0) {  // a ReloadedLoader may have other steps in each epoch
+      limits_.begin_epoch(state_.epoch, state_.step, train_.steps_per_epoch().value_or(0));
+      validation_times_.set_steps_per_epoch(limits_.steps_per_epoch());
       follow_global_batch();
       context.loss_factor = loss_factor_;
     }
@@ -119,7 +121,8 @@ FitResult Fit::train() {
       report_epoch();
     }
     is_between_steps_ = true;
-    if ((ends_epoch || place_.validation_is_due) && callbacks_.has_any()) {
+    const bool may_have_asked = reported_at_ == state_.step || ends_epoch || place_.validation_is_due;
+    if (may_have_asked && callbacks_.has_any()) {
       look_for_stop();
     }
     if (place_.validation_is_due) {
@@ -147,6 +150,7 @@ const StepBatches* Fit::next_batches() {
 
 void Fit::run_step(Step& step, const StepBatches& batches) {
   check_step(batches);  // before anything is half done
+  check_micro_batches(batches, config_.dist, world_.size());
   is_between_steps_ = false;
   reports_.forget_step();
   metrics_.forget_step();
@@ -162,9 +166,9 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   }
   record_.set_phase(Phase::task);
   clock_.enter(Phase::task);
-  step.begin(batches, state_, schedule_step());
+  StepAccess::begin(step, batches, state_, schedule_step());
   task_.optimize(step);
-  step.end();
+  StepAccess::end(step);
   if (steps_here_++ == 0) {
     check_that_it_trains(step);
   }
@@ -174,7 +178,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   state_.epoch += batches.ends_epoch ? 1 : 0;
   state_.samples += batches.global_samples;
   agreed_ = strategy_->agreed();
-  last_ = step.result();
+  last_ = StepAccess::result(step);
   anomalies_.add(state_.step - 1, last_, batches);
   recorder_.add(state_, batches, last_, task_.module());
   if (steps_here_ == 1) {  // the first step warms up caches, memory and data loading
@@ -241,8 +245,8 @@ void Fit::run_commands() {
 
 // Once per fit: without a loss on any rank, nothing is trained.
 void Fit::check_that_it_trains(const Step& step) {
-  const bool lost = world_.any(step.backward_without_loss());
-  if (lost && !world_.any(step.backward_with_loss())) {
+  const bool lost = world_.any(StepAccess::backward_without_loss(step));
+  if (lost && !world_.any(StepAccess::backward_with_loss(step))) {
     throw Error("no step returned a loss on any rank: nothing is trained",
                 "return the loss of the batch from training_step()");
   }
@@ -263,7 +267,8 @@ ScheduleStep Fit::schedule_step() const {
   return {.step = state_.step,
           .total_steps = limits_.steps(),
           .steps_per_epoch = limits_.steps_per_epoch(),
-          .lr_scale = lr_scale_};
+          .lr_scale = lr_scale_,
+          .epochs_from = limits_.epochs_from()};
 }
 
 // What every stage has; some add a value.

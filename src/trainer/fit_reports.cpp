@@ -64,7 +64,6 @@ void Fit::report_epoch() {
 // Of the steps since the last report.
 Metrics Fit::window_metrics(bool ends_window) {
   Metrics metrics = ends_window ? metrics_.end_window() : metrics_.values();
-  check_names_of_training(metrics, config_, validation_ != nullptr);
   append_optimizer(metrics);
   return metrics;
 }
@@ -73,6 +72,11 @@ void Fit::append_optimizer(Metrics& metrics) const {
   metrics.emplace_back("lr", last_.lr);
   if (last_.grad_norm.defined()) {
     metrics.emplace_back("grad_norm", last_.grad_norm.item<double>());
+  }
+  for (std::size_t i = 0; i < last_.grad_norms.size(); ++i) {
+    if (last_.grad_norms[i].defined()) {
+      metrics.emplace_back(fmt::format("grad_norm_{}", i), last_.grad_norms[i].item<double>());
+    }
   }
   if (const at::Tensor scale = strategy_->optimizer().loss_scale(); scale.defined()) {
     metrics.emplace_back("loss_scale", scale.item<double>());
@@ -88,6 +92,9 @@ Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
     context.log(name, value);
   }
   notify(context);
+  if (stage == Stage::report) {
+    check_names_of_training(metrics, config_, validation_ != nullptr);
+  }
   reports_.write(stage, metrics, /*may_differ=*/callbacks_.has_any());
   return metrics;
 }

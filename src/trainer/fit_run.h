@@ -14,6 +14,7 @@
 #include <lockstep/trainer/step.h>
 #include <lockstep/trainer/task.h>
 
+#include "base/control_access.h"
 #include "base/kept_memory.h"
 #include "base/temporary_value.h"
 #include "checkpoint/run_hold.h"
@@ -94,8 +95,8 @@ class FitPlace {
 /// The control knows how many fits are running.
 class FitScope {
  public:
-  explicit FitScope(TrainControl& control) : control_(control) { control_.begin_fit(); }
-  ~FitScope() { control_.end_fit(); }
+  explicit FitScope(TrainControl& control) : control_(control) { TrainControlAccess::begin_fit(control_); }
+  ~FitScope() { TrainControlAccess::end_fit(control_); }
   FitScope(const FitScope&) = delete;
   FitScope& operator=(const FitScope&) = delete;
 
@@ -120,7 +121,7 @@ class Fit {
   const StepBatches* next_batches();
   void run_step(Step& step, const StepBatches& batches);
   void count_in_epoch();
-  bool begins_epoch() const { return place_.number != state_.epoch + 1; }
+  bool begins_epoch() const { return place_.begins_epoch(state_); }
   void take_commands();
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);

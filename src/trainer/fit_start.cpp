@@ -221,7 +221,7 @@ void Fit::prepare() {
   }
   const std::vector<OptimizerSpec> optimizers = task_.optimizers();
   const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
-  limits_.set_steps_per_epoch(train_.steps_per_epoch().value_or(0));
+  limits_.begin_epoch(/*epoch=*/0, /*first_step=*/0, train_.steps_per_epoch().value_or(0));
   check_schedules(schedules, schedule_step());
   validation_times_.begin(limits_.steps_per_epoch());
   strategy_->prepare(module, optimizers);
@@ -236,7 +236,7 @@ void Fit::prepare() {
   check_optimizer_state(*strategy_, config_);
   callbacks_.begin(module, world_);
   tell_start(plan_, world_, limits_.steps(), files_);
-  seed_rng(config_.seed, world_.rank(), /*step=*/0, world_.device());
+  seed_rng({.seed = config_.seed, .rank = world_.rank()}, world_.device());
   resume(std::move(origin), schedules);
   check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
   const std::int64_t batch = follow_global_batch();
@@ -246,7 +246,7 @@ void Fit::prepare() {
   }
   in_record_.begin(state_.step);
   reports_.set_position(state_, place_);
-  files_.begin(state_.step, own_sinks_);
+  files_.begin(resumed_ ? state_.step : -1, own_sinks_);
   recorder_.open(hold_->path(), state_.step, world_);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
@@ -369,8 +369,10 @@ void Fit::validate_at_start() {
     return;
   }
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
+    notify(Stage::sanity_start);
     record_.set_phase(Phase::validation);
     const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+    notify(tried.complete ? Stage::sanity_end : Stage::evaluation_stopped);
     const bool may_log = callbacks_.may_log(Stage::validation_start) || callbacks_.may_log(Stage::validation_end);
     if (tried.complete && !may_log) {
       check_monitors_of_validation(tried.means, config_);

@@ -10,6 +10,7 @@
 #include <lockstep/optim/precision.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/control_access.h"
 #include "ipc/progress_record.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/in_precision.h"
@@ -26,14 +27,14 @@ namespace {
 std::string end_by_request(World& world, TrainControl& control) {
   const StopReason stop = agree_on_reason(world, control);
   control.set_agreed(stop.kind);
-  control.clear_requests();
+  TrainControlAccess::clear_requests(control);
   return stop.text;
 }
 
 /// A callback of a fit may call the loops, also with another Trainer. Then a stop waits for them: the fit ends by
 /// itself, and saves.
 std::optional<StopKind> least_stop(const TrainerParts& trainer) {
-  return trainer.control.in_fit() ? std::nullopt : std::optional(StopKind::program);
+  return TrainControlAccess::in_fit(trainer.control) ? std::nullopt : std::optional(StopKind::program);
 }
 
 /// In a callback of a fit, the weights with which its validations evaluate.
@@ -74,8 +75,9 @@ class OutsideFit {
 void call_at_end(TrainerParts& trainer, const StageContext& end) {
   const bool was_asked = trainer.control.stop_requested() != StopKind::none;
   trainer.callbacks.call(end);
-  if (!was_asked && trainer.control.stop_requested() == StopKind::program && !trainer.control.in_fit()) {
-    trainer.control.clear_requests();
+  if (!was_asked && trainer.control.stop_requested() == StopKind::program &&
+      !TrainControlAccess::in_fit(trainer.control)) {
+    TrainControlAccess::clear_requests(trainer.control);
   }
 }
 

@@ -191,7 +191,7 @@ StepOutput PassGraphs::run(const MicroBatch& micro, const Pass& pass) {
   }
   Recorded* const recorded = graph_for_gradients();
   if (recorded == nullptr && micro.begins_step) {
-    stop("a parameter that no optimizer has requires gradients");
+    stop("a parameter has a gradient before the first backward of a step");
   }
   if (recorded == nullptr || (recorded->graph == nullptr && !record(*recorded, batch, pass))) {
     return pass(batch);

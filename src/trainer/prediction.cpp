@@ -17,6 +17,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/ceil_div.h"
+#include "base/control_access.h"
 #include "base/crc32c.h"
 #include "base/json.h"
 #include "base/mapped.h"
@@ -401,7 +402,7 @@ bool Prediction::run_into(const Path& directory, std::int64_t every_steps) {
 }
 
 void Prediction::tell_what_is_left(const Path& directory) const {
-  if (written_ > 0 && !at_.control.in_fit()) {  // a fit tells of its checkpoints
+  if (written_ > 0 && !TrainControlAccess::in_fit(at_.control)) {  // a fit tells of its checkpoints
     WorldAccess::tell_what_is_left(
         world_, fmt::format("{} in {} {} predicted; without the cause of this failure the same command continues there",
                             counted(written_, "step"), printable(directory.string()), written_ == 1 ? "is" : "are"));

@@ -176,9 +176,19 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
   if (!run.world.is_main() || before == 0 || before == run.limits.steps()) {
     return;
   }
+  const TrainConfig& config = run.plan.config;
+  const bool has_other_limits =
+      text(contents, fmt::format("{}max_epochs", kConfig)) != std::to_string(config.max_epochs) ||
+      text(contents, fmt::format("{}max_steps", kConfig)) != std::to_string(config.max_steps);
+  if (run.place.begins_epoch(run.state) && !has_other_limits) {
+    return;  // the next epoch of a ReloadedLoader has another length
+  }
   const auto per_epoch = run.train.steps_per_epoch().value_or(0);
   const auto factor = [&](const LrSchedule& schedule, std::int64_t total) {
-    return schedule.factor({.step = run.state.step, .total_steps = total, .steps_per_epoch = per_epoch});
+    return schedule.factor({.step = run.state.step,
+                            .total_steps = total,
+                            .steps_per_epoch = per_epoch,
+                            .epochs_from = run.limits.epochs_from()});
   };
   for (const auto& [optimizer, schedule] : schedules) {
     const double now = factor(schedule, run.limits.steps());
@@ -208,10 +218,12 @@ void check_drop_last(const TrainConfig& config, const CheckpointContents& conten
   }
 }
 
-// A loader may keep the global batch of the position, and so the length of its epochs.
-void seek(RunParts& run, const LoaderPosition& position) {
-  run.train.seek(position);
-  run.limits.set_steps_per_epoch(run.train.steps_per_epoch().value_or(0));
+void set_place(RunParts& run, const TrainState& state, const EpochPlace& place) {
+  run.state = state;
+  run.place = place;
+  const std::int64_t first_step = place.begins_epoch(state) ? state.step : state.step - place.steps;
+  // After seek(): a loader may keep the global batch of the position, and so the length of its epochs.
+  run.limits.begin_epoch(state.epoch, first_step, run.train.steps_per_epoch().value_or(0));
 }
 
 // For a finished run of checkpoint.weights_only, and for a checkpoint of another program, such as lockstep-convert,
@@ -232,14 +244,13 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
   } else {
     state.samples = 0;  // it starts with a new count
   }
-  seek(run, {.epoch = state.epoch});
+  run.train.seek({.epoch = state.epoch});
   load_module(run.module, contents.tensors.at("model"), allow_partial);
   if (const auto callbacks = contents.tensors.find("callbacks"); is_finished && callbacks != contents.tensors.end()) {
     run.callbacks.load(callbacks->second, run.world);
   }
-  run.state = state;
-  run.place = {.number = state.epoch};
-  seed_rng(run.plan.config.seed, run.world.rank(), run.state.step, run.world.device());
+  set_place(run, state, {.number = state.epoch});
+  seed_rng({.seed = run.plan.config.seed, .rank = run.world.rank(), .step = run.state.step}, run.world.device());
 }
 
 /// What a resume needs besides the model.
@@ -401,7 +412,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   } else if (run.world.is_main()) {
     log_warning("the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
   }
-  seek(run, position);
+  run.train.seek(position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
   const auto saved = contents.tensors.find("callbacks");
   if (is_of_this_model && (back || saved != contents.tensors.end())) {
@@ -414,13 +425,14 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   run.limits.set_earlier_time(saved_time(contents));
   state.epoch += ended;
-  run.state = state;
-  run.place = place_of(contents, position, run.train.position());
+  EpochPlace place = place_of(contents, position, run.train.position());
   if (ended > 0) {
     run.metrics.end_epoch();  // the next epoch has means of its own
-    run.place = {.number = state.epoch, .validation_is_due = run.place.validation_is_due};
+    place = {.number = state.epoch, .validation_is_due = place.validation_is_due};
   }
-  restore_rng(contents.per_rank, config.seed, run.world.rank(), state.step, run.world.device());
+  set_place(run, state, place);
+  restore_rng(contents.per_rank, {.seed = config.seed, .rank = run.world.rank(), .step = state.step},
+              run.world.device());
   std::vector<std::string> changed = changes(run, contents);
   warn_about(changed, contents, run.world);
   warn_about_schedules(schedules, run, contents);

@@ -7,10 +7,17 @@
 
 namespace lockstep {
 
+void RunLimits::begin_epoch(std::int64_t epoch, std::int64_t first_step, std::int64_t steps) noexcept {
+  steps_per_epoch_ = steps;
+  epochs_from_ = steps > 0 ? first_step - epoch * steps : 0;
+}
+
 std::int64_t RunLimits::steps() const noexcept {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 2;
   const bool is_endless = steps_per_epoch_ > 0 && config_.max_epochs > kMost / steps_per_epoch_;
-  const std::int64_t by_epochs = is_endless ? kMost : config_.max_epochs * steps_per_epoch_;
+  const std::int64_t by_epochs = config_.max_epochs == 0 ? 0
+                                 : is_endless            ? kMost
+                                                         : config_.max_epochs * steps_per_epoch_ + epochs_from_;
   return config_.max_steps > 0 && by_epochs > 0 ? std::min(config_.max_steps, by_epochs)
                                                 : std::max(config_.max_steps, by_epochs);
 }

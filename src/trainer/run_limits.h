@@ -17,10 +17,13 @@ class RunLimits {
  public:
   explicit RunLimits(const TrainConfig& config) : config_(config) {}
 
-  /// 0: not known.
-  void set_steps_per_epoch(std::int64_t steps) noexcept { steps_per_epoch_ = steps; }
+  /// Where the present epoch begins, also if a resumed run goes on in the middle of it. `steps`: of this epoch; 0: not
+  /// known.
+  void begin_epoch(std::int64_t epoch, std::int64_t first_step, std::int64_t steps) noexcept;
   std::int64_t steps_per_epoch() const noexcept { return steps_per_epoch_; }
-  /// The length of the whole run; 0: no limit, or it is not known.
+  /// Where epoch 0 would have begun if all epochs were as long as the present one.
+  std::int64_t epochs_from() const noexcept { return epochs_from_; }
+  /// The length of the whole run, if the epochs after the present one are as long; 0: no limit, or it is not known.
   std::int64_t steps() const noexcept;
   bool are_reached(const TrainState& state) const noexcept;
   /// "--max_epochs 1": the one that ends the run; "": none has been reached.
@@ -38,6 +41,7 @@ class RunLimits {
  private:
   const TrainConfig& config_;
   std::int64_t steps_per_epoch_ = 0;
+  std::int64_t epochs_from_ = 0;
   double earlier_s_ = 0;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };

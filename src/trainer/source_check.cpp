@@ -52,4 +52,15 @@ void check_step(const StepBatches& step) {
   }
 }
 
+// What a plan does not know: a CombinedLoader has the micro-batches of several loaders in one step, and a
+// ReloadedLoader may have a larger global batch.
+void check_micro_batches(const StepBatches& step, const DistConfig& config, int ranks) {
+  if (config.static_graph && ranks > 1 && step.micro.size() > 1) {
+    throw ConfigError(
+        fmt::format("--dist.static_graph: the source gave a step of {} micro-batches, expected one", step.micro.size()),
+        "leave out --dist.static_graph; or combine loaders with CombineMode::sequential, and let the batch size grow "
+        "with the global batch");
+  }
+}
+
 }  // namespace lockstep

@@ -111,6 +111,7 @@ void Step::begin(const StepBatches& batches, const TrainState& before, const Sch
     optimizer->counted_.reset();
     optimizer->forwards_ = 0;
     optimizer->has_last_backward_ = false;
+    optimizer->grad_norm_.reset();
   }
 }
 
@@ -334,7 +335,7 @@ void OptimizerStep::update() {
   const double limit = step_.context_.config.optim.max_grad_norm;
   SpikeGate* spikes = step_.context_.spikes;
   if (limit > 0 || spikes != nullptr) {
-    step_.now_.grad_norm = optimizer_.grad_norm();
+    grad_norm_ = optimizer_.grad_norm();
   }
   at::Tensor not_finite;
   at::Tensor spike;
@@ -345,14 +346,13 @@ void OptimizerStep::update() {
     }
     if (spikes != nullptr) {
       const bool has_inputs = step_.context_.config.spike.inputs;
-      spike = spikes->check(step_.number(), index_,
-                            {.inputs = has_inputs ? optimizer_.mean_inputs() : at::Tensor(),
-                             .loss = loss,
-                             .grad_norm = step_.now_.grad_norm});
+      spike = spikes->check(
+          step_.number(), index_,
+          {.inputs = has_inputs ? optimizer_.mean_inputs() : at::Tensor(), .loss = loss, .grad_norm = grad_norm_});
     }
     optimizer_.skip_if(any_of(not_finite, spike));
   }
-  clip(optimizer_, step_.context_.config.optim, step_.now_.grad_norm);
+  clip(optimizer_, step_.context_.config.optim, grad_norm_);
   RECORD_USER_SCOPE("optimizer");
   optimizer_.set_lr(step_.now_.at);
   optimizer_.step();
@@ -387,9 +387,9 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     finish();
     optimizer_.clip_groups();  // each evaluation has gradients of its own
     if (config.max_grad_norm > 0) {
-      step_.now_.grad_norm = optimizer_.grad_norm();
+      grad_norm_ = optimizer_.grad_norm();
     }
-    clip(optimizer_, config, step_.now_.grad_norm);
+    clip(optimizer_, config, grad_norm_);
     if (first.empty()) {
       first = evaluation;
     }
@@ -477,13 +477,22 @@ void Step::end() {
 }
 
 StepResult Step::result() const {
-  return {.loss = added_->mean([](const StepOutput& out) { return out.loss; }),
-          .count = added_->count(),
-          .grad_norm = now_.grad_norm,
-          .inputs = now_.inputs,
-          .skipped = now_.skipped,
-          .spike = now_.spike,
-          .lr = context_.strategy.optimizer().lr()};
+  StepResult result{.loss = added_->mean([](const StepOutput& out) { return out.loss; }),
+                    .count = added_->count(),
+                    .inputs = now_.inputs,
+                    .skipped = now_.skipped,
+                    .spike = now_.spike,
+                    .lr = context_.strategy.optimizer().lr()};
+  for (const auto& optimizer : optimizers_) {
+    const at::Tensor& norm = optimizer->grad_norm_;
+    if (norm.defined()) {
+      result.grad_norm = result.grad_norm.defined() ? at::hypot(result.grad_norm, norm) : norm;
+    }
+    if (optimizers_.size() > 1) {
+      result.grad_norms.push_back(norm);
+    }
+  }
+  return result;
 }
 
 }  // namespace lockstep

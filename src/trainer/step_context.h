@@ -1,4 +1,4 @@
-// What the steps of a fit work with.
+// What the steps of a fit work with, and the parts of a Step that only a loop uses.
 #pragma once
 
 #include <functional>
@@ -30,6 +30,24 @@ struct Step::Context {
   const std::function<void(StrategyOptimizer&, const StepOutput&)>* before_backward = nullptr;
   /// Before the gradients of an optimizer are clipped; nullptr: nothing.
   const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
+};
+
+// A public header declares it, and so would export it.
+struct [[gnu::visibility("hidden")]] StepAccess;
+
+/// For a loop, which uses one Step for all steps.
+struct StepAccess {
+  using Context = Step::Context;
+
+  static Step make(const Context& context) { return Step(context); }
+  static void begin(Step& step, const StepBatches& batches, const TrainState& before, const ScheduleStep& at) {
+    step.begin(batches, before, at);
+  }
+  static void end(Step& step) { step.end(); }
+  static StepResult result(const Step& step) { return step.result(); }
+  /// Whether a backward of this step, with samples, had a loss, or none.
+  static bool backward_with_loss(const Step& step) noexcept { return step.now_.with_loss; }
+  static bool backward_without_loss(const Step& step) noexcept { return step.now_.without_loss; }
 };
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <lockstep/trainer/trainer.h>
 
 #include "base/option_check.h"
+#include "session_access.h"
 #include "trainer/callbacks/function_callback.h"
 #include "trainer/fit.h"
 #include "trainer/outside_fit.h"
@@ -46,9 +47,9 @@ void add_configured_callbacks(const TrainConfig& config, CallbackList& callbacks
   }
 }
 
-constexpr std::uint32_t kStagesThatComeOnce = Stage::fit_start | Stage::fit_end | Stage::exception | Stage::test_start |
-                                              Stage::test_end | Stage::predict_start | Stage::predict_end |
-                                              Stage::evaluation_stopped;
+constexpr std::uint32_t kStagesThatComeOnce = Stage::fit_start | Stage::sanity_start | Stage::sanity_end |
+                                              Stage::fit_end | Stage::exception | Stage::test_start | Stage::test_end |
+                                              Stage::predict_start | Stage::predict_end | Stage::evaluation_stopped;
 
 bool are_stages(std::uint32_t stages) {
   for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
@@ -80,7 +81,8 @@ void check_options(std::uint32_t stages, bool has_function, const OnOptions& opt
 }  // namespace
 
 Trainer::Trainer(Session& session)
-    : Trainer(std::make_unique<Impl>(Impl{{session.plan, session.world, session.control, session.console}})) {}
+    : Trainer(std::make_unique<Impl>(
+          Impl{{session.plan, session.world, session.control, SessionAccess::console(session)}})) {}
 
 Trainer::Trainer(const Plan& plan, World& world)
     : Trainer(plan, world, WorldAccess::control_of_run(world).value_or(TrainControl())) {}

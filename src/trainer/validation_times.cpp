@@ -9,13 +9,17 @@
 namespace lockstep {
 
 void ValidationTimes::begin(std::int64_t steps_per_epoch) {
-  if (config_.every_epochs > 0 && config_.every_epochs < 1 && steps_per_epoch == 0) {
+  set_steps_per_epoch(steps_per_epoch);
+  note_validation();
+}
+
+void ValidationTimes::set_steps_per_epoch(std::int64_t steps) {
+  if (config_.every_epochs > 0 && config_.every_epochs < 1 && steps == 0) {
     throw ConfigError(
         fmt::format("--validate.every_epochs {}: the number of steps per epoch is not known", config_.every_epochs),
         "use --validate.every_steps N, or set --data.steps_per_epoch N");
   }
-  steps_per_epoch_ = steps_per_epoch;
-  note_validation();
+  steps_per_epoch_ = steps;
 }
 
 bool ValidationTimes::is_due(const TrainState& state, std::int64_t step_of_epoch, bool ends_epoch) const {

@@ -16,6 +16,8 @@ class ValidationTimes {
 
   /// `steps_per_epoch`: 0: not known. Throws: ConfigError if parts of an epoch are asked for and it is not known.
   void begin(std::int64_t steps_per_epoch);
+  /// An epoch begins, perhaps with another number of steps. Throws as begin().
+  void set_steps_per_epoch(std::int64_t steps);
   /// True once when validate.every_s has passed since the last validation. For the main rank.
   bool asks_by_time() { return timer_.asks(); }
   /// After a step. `step_of_epoch`: from 1.

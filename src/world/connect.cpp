@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -113,8 +114,8 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
   World world(std::make_unique<World::Impl>());
   World::Impl& impl = *world.impl_;
   if (identity.progress_fd >= 0) {
-    impl.board.emplace(identity.progress_fd, identity.local_rank);
-    impl.progress = &(*impl.board)[identity.local_rank];
+    const auto board = std::make_shared<ProgressBoard>(identity.progress_fd, identity.local_rank);
+    impl.progress = {board, &(*board)[identity.local_rank]};
     impl.progress->set_stall_limits(to_milliseconds(plan.config.dist.stall_warn_s),
                                     to_milliseconds(plan.config.dist.stall_timeout_s));
   }

@@ -29,23 +29,11 @@ void DeviceClock::begin_step() noexcept {
   enter(Phase::data);
 }
 
-void DeviceClock::enter(Phase phase) noexcept {
+void DeviceClock::note_begin(Phase phase) noexcept {
   if (phase == Phase::backward || phase == Phase::optimizer) {
     look_if_begun(phase == Phase::backward ? Phase::forward : Phase::backward);
   }
-  phase_ = phase;
   note(phase, /*waits=*/false);
-}
-
-void DeviceClock::begin_waiting() noexcept { note(phase_, /*waits=*/true); }
-
-void DeviceClock::end_waiting() noexcept { note(phase_, /*waits=*/false); }
-
-void DeviceClock::end_step() noexcept {
-  note(phase_, /*waits=*/false);
-  if (state_ == State::in_step) {
-    state_ = State::awaited;
-  }
 }
 
 const PhaseTimes& DeviceClock::times() noexcept {
@@ -65,9 +53,6 @@ std::int64_t DeviceClock::close_steps() noexcept {
 
 // Both phases, because a host that waits for the device once in a step is close to it only then.
 void DeviceClock::look_if_begun(Phase phase) noexcept {
-  if (state_ != State::in_step || is_paused_) {
-    return;
-  }
   has_looked_ = true;
   const auto is_begin = [&](const Mark& mark) { return mark.phase == phase && !mark.waits; };
   const auto end = std::make_reverse_iterator(marks_.begin() + static_cast<std::ptrdiff_t>(count_));
@@ -79,10 +64,7 @@ void DeviceClock::look_if_begun(Phase phase) noexcept {
   }
 }
 
-void DeviceClock::note(Phase phase, bool waits) noexcept {
-  if (state_ != State::in_step || is_paused_) {
-    return;
-  }
+void DeviceClock::record(Phase phase, bool waits) noexcept {
   try {
     if (count_ == marks_.size()) {
       marks_.push_back({.reached = c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT)});

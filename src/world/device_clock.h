@@ -28,11 +28,21 @@ class DeviceClock {
   /// A step begins, in Phase::data. A step that has not ended is forgotten.
   void begin_step() noexcept;
   /// What the current stream gets from now on belongs to `phase`.
-  void enter(Phase phase) noexcept;
+  void enter(Phase phase) noexcept {
+    phase_ = phase;
+    if (is_noting()) {
+      note_begin(phase);
+    }
+  }
   /// What it gets from now on is waiting for other ranks, until end_waiting().
-  void begin_waiting() noexcept;
-  void end_waiting() noexcept;
-  void end_step() noexcept;
+  void begin_waiting() noexcept { note(phase_, /*waits=*/true); }
+  void end_waiting() noexcept { note(phase_, /*waits=*/false); }
+  void end_step() noexcept {
+    note(phase_, /*waits=*/false);
+    if (state_ == State::in_step) {
+      state_ = State::awaited;
+    }
+  }
 
   /// Sums over the measured steps that the device has completed; `now` is the sum of all their time.
   const PhaseTimes& times() noexcept;
@@ -78,7 +88,14 @@ class DeviceClock {
     c10::Event reached;
   };
 
-  void note(Phase phase, bool waits) noexcept;
+  bool is_noting() const noexcept { return state_ == State::in_step && !is_paused_; }  // on a CPU never
+  void note(Phase phase, bool waits) noexcept {
+    if (is_noting()) {
+      record(phase, waits);
+    }
+  }
+  void note_begin(Phase phase) noexcept;
+  void record(Phase phase, bool waits) noexcept;
   void look_if_begun(Phase phase) noexcept;
   void collect() noexcept;
 

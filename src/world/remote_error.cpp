@@ -7,8 +7,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/about_another_rank.h"
+#include "base/exception_text.h"
 #include "base/json.h"
-#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +30,7 @@ std::string kind_of(const Error& error) {
 
 std::string encode_error(const std::exception& error) {
   Json json{{"kind", "foreign"}, {"hint", ""}, {"code", static_cast<int>(exit_code_of(error))}, {"number", 0}};
-  json["what"] = std::string(without_frames(error.what()));
+  json["what"] = exception_text(error);
   if (const auto* ours = dynamic_cast<const Error*>(&error)) {
     json["kind"] = kind_of(*ours);
     json["hint"] = ours->hint();

@@ -10,6 +10,8 @@
 #include <lockstep/base/log.h>
 #include <lockstep/world/world.h>
 
+#include "base/log_label.h"
+#include "base/terminal.h"
 #include "world/rank_device.h"
 #include "world/text_store.h"
 #include "world/world_impl.h"
@@ -80,9 +82,18 @@ at::Tensor WorldAccess::on_host(const World& world, const at::Tensor& tensor) {
 
 ProgressRecord& WorldAccess::progress(const World& world) { return *world.impl_->progress; }
 
-DeviceClock& WorldAccess::clock(const World& world) {
-  std::optional<DeviceClock>& clock = world.impl_->clock;
-  return clock ? *clock : clock.emplace(world.device());
+DeviceClock& WorldAccess::clock(const World& world) { return *shared_clock(world); }
+
+const std::shared_ptr<ProgressRecord>& WorldAccess::shared_progress(const World& world) {
+  return world.impl_->progress;
+}
+
+const std::shared_ptr<DeviceClock>& WorldAccess::shared_clock(const World& world) {
+  std::shared_ptr<DeviceClock>& clock = world.impl_->clock;
+  if (clock == nullptr) {
+    clock = std::make_shared<DeviceClock>(world.device());
+  }
+  return clock;
 }
 
 const std::filesystem::path& WorldAccess::start_directory(const World& world) { return world.impl_->start_directory; }
@@ -92,9 +103,16 @@ std::weak_ptr<RunHold>& WorldAccess::run_hold(World& world) { return world.impl_
 std::optional<TrainControl>& WorldAccess::control_of_run(World& world) { return world.impl_->control_of_run; }
 
 void WorldAccess::tell_what_is_left(const World& world, std::string_view text) {
-  if (is_logged(LogLevel::info)) {
-    world.impl_->on_what_is_left(world.size() > 1 ? fmt::format("[rank{}]: {}", world.rank(), text)
-                                                  : std::string(text));
+  const auto& listener = world.impl_->on_what_is_left;
+  const LogLevel level = world.is_main() ? LogLevel::info : LogLevel::warning;  // only the main rank gives infos
+  if (!is_logged(LogLevel::info) || (!listener && give_to_log_handler(level, text))) {
+    return;
+  }
+  const auto line = world.size() > 1 ? fmt::format("[rank{}]: {}", world.rank(), text) : std::string(text);
+  if (listener) {
+    listener(line);
+  } else {
+    write_line(line);
   }
 }
 

@@ -49,6 +49,9 @@ struct GatheredRows {
   std::int64_t first = 0;  ///< where those of this rank begin
 };
 
+// A public header declares it, and so would export it.
+struct [[gnu::visibility("hidden")]] WorldAccess;
+
 struct WorldAccess {
   /// World::connect. `on_rendezvous` is called after it, or at once for a single rank; before the first collective
   /// and before the device is used. The World then has its coordinates and its store.
@@ -97,6 +100,9 @@ struct WorldAccess {
   static ProgressRecord& progress(const World& world);
   /// The clock of the device. One thread at a time uses it: the rank's own, or one of autograd while that waits.
   static DeviceClock& clock(const World& world);
+  /// Both for what may live longer than the world.
+  static const std::shared_ptr<ProgressRecord>& shared_progress(const World& world);
+  static const std::shared_ptr<DeviceClock>& shared_clock(const World& world);
   /// The working directory in which the world was connected: a relative run directory begins there, wherever the
   /// program has gone since.
   static const std::filesystem::path& start_directory(const World& world);
@@ -106,7 +112,7 @@ struct WorldAccess {
   static std::optional<TrainControl>& control_of_run(World& world);
   /// A failure is on its way up: says what is left of the work, with the rank in front if there are several.
   static void tell_what_is_left(const World& world, std::string_view text);
-  /// Gets this text. At first it is written at once; run() lets one rank say it.
+  /// Gets this text instead of the log: run() lets one rank say it.
   static std::function<void(const std::string&)>& on_what_is_left(World& world);
   /// Where each rank runs; empty if the world was not connected for a plan.
   static const std::vector<RankPlace>& places(const World& world);

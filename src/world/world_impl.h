@@ -19,7 +19,6 @@
 #include <lockstep/world/world.h>
 
 #include "base/paths.h"
-#include "base/terminal.h"
 #include "ipc/progress_record.h"
 #include "tensor/vector_math.h"
 #include "world/device_clock.h"
@@ -68,16 +67,14 @@ struct World::Impl {
   Backend backend = Backend::gloo;       // in use
   bool may_leave_shared_memory = false;  // nobody asked for it
   std::int64_t operations = 0;           // control-plane collectives begun by this rank
-  ProgressRecord own_progress{};
-  std::optional<ProgressBoard> board{};  // that of the launcher, if there is one
-  ProgressRecord* progress = &own_progress;
-  std::optional<DeviceClock> clock{};  // made when it is first asked for: then the device is known
+  std::shared_ptr<ProgressRecord> progress = std::make_shared<ProgressRecord>();  // or one of the launcher's board
+  std::shared_ptr<DeviceClock> clock{};  // made when it is first asked for: then the device is known
   std::int64_t channels = 0;
   std::weak_ptr<RunHold> run_hold{};
   std::filesystem::path start_directory = working_directory();
   std::optional<TrainControl> control_of_run{};
-  std::function<void(const std::string&)> on_what_is_left = [](const std::string& text) { write_line(text); };
-  std::vector<RankPlace> places{};  // of all ranks
+  std::function<void(const std::string&)> on_what_is_left{};  // empty: a line of the log
+  std::vector<RankPlace> places{};                            // of all ranks
   std::optional<DeterministicCuda> deterministic_cuda{};
   std::optional<Planes> planes{};  // of several ranks
 };

@@ -1,12 +1,20 @@
 #include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
 
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/data/data_loader.h>
+#include <lockstep/data/dataset.h>
 #include <lockstep/world/world.h>
 
+#include "data/device_prefetcher.h"
 #include "device/simulated_device.h"
 #include "support/tiny_task.h"
 #include "world/device_clock.h"
@@ -160,6 +168,76 @@ TEST(DeviceClock, TimesTheStepsOfAFit) {
   EXPECT_EQ(clock.times().of(Phase::forward), clock.steps() * milliseconds(3));
   EXPECT_EQ(clock.times().of(Phase::callback), clock.steps() * milliseconds(5));
   EXPECT_EQ(clock.times().now.time_since_epoch(), clock.steps() * milliseconds(8));
+}
+
+/// Its batches need 7 ms until they are on the device.
+class SlowToArrive final : public Dataset {
+ public:
+  std::int64_t size() const override { return rows_->size(); }
+  Batch get(std::span<const std::int64_t> ids, const SampleSeed& seed) const override {
+    work(7);
+    return rows_->get(ids, seed);
+  }
+
+ private:
+  std::shared_ptr<const Dataset> rows_ = tiny_data(16);
+};
+
+TEST(DeviceClock, CountsWhatAStepWaitsForTheCopyOfItsBatch) {
+  for (const int workers : {0, 1}) {
+    SCOPED_TRACE(workers);
+    simulated::begin(0);
+    World world = World::single(simulated::device());
+    TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 4, .batch_size = 4});
+    config.data.workers = workers;
+    const Plan plan = plan_for(1, config);
+    DataLoader data(std::make_shared<SlowToArrive>(), plan.loader, world);
+    SlowForward task;
+    Trainer(plan, world).fit(task, data);
+    DeviceClock& clock = WorldAccess::clock(world);
+    EXPECT_GE(clock.steps(), 1);
+    EXPECT_EQ(clock.times().of(Phase::copy), clock.steps() * milliseconds(7));
+    EXPECT_EQ(clock.times().of(Phase::data), milliseconds(0));
+    EXPECT_EQ(clock.times().of(Phase::forward), clock.steps() * milliseconds(3));
+    const auto of_host = WorldAccess::progress(world).times().of(Phase::copy);
+    EXPECT_EQ(of_host.count() > 0, workers == 0) << "a worker does it beside the step";
+  }
+}
+
+/// The time of the device in `phase`, while a step in `now` receives a batch that needs 7 ms on the copy stream.
+PhaseTimes::Duration time_of_copy(Phase now, bool has_arrived, Phase phase) {
+  simulated::begin(0);
+  const World world = World::single(simulated::device());
+  DevicePrefetcher prefetcher(world, {});
+  PreparedBatch prepared{.batch = {.input = at::ones({4}), .samples = 4}};
+  {
+    const c10::StreamGuard on_copy_stream(prefetcher.stream());
+    work(7);
+    prefetcher.send(prepared);
+  }
+  if (has_arrived) {
+    simulated::finish();
+  }
+  DeviceClock& clock = WorldAccess::clock(world);
+  WorldAccess::progress(world).set_phase(now);
+  clock.begin_step();
+  clock.enter(now);
+  prefetcher.receive(prepared);
+  clock.enter(Phase::task);
+  clock.end_step();
+  at::ones({1}, at::device(simulated::device())).cpu();  // waits for the step, and for nothing else
+  EXPECT_EQ(clock.steps(), 1);
+  return clock.times().of(phase);
+}
+
+TEST(DeviceClock, CountsNoCopyThatWasAheadOfItsStep) {
+  EXPECT_EQ(time_of_copy(Phase::data, /*has_arrived=*/false, Phase::copy), milliseconds(7));  // the control
+  EXPECT_EQ(time_of_copy(Phase::data, /*has_arrived=*/true, Phase::copy), milliseconds(0));
+}
+
+TEST(DeviceClock, LeavesTheCopiesOfACallbackToIt) {
+  EXPECT_EQ(time_of_copy(Phase::callback, /*has_arrived=*/false, Phase::copy), milliseconds(0));
+  EXPECT_EQ(time_of_copy(Phase::callback, /*has_arrived=*/false, Phase::callback), milliseconds(7));
 }
 
 TEST(DeviceClock, DoesNothingOnACpu) {

@@ -562,13 +562,14 @@ TEST(PassGraphsOnASimulatedDevice, AreGivenUpIfATensorOfTheBatchIsSparseOrNotOnT
   }
 }
 
-TEST(PassGraphsOnASimulatedDevice, AreGivenUpForAParameterThatNoOptimizerHas) {
+TEST(PassGraphsOnASimulatedDevice, AreGivenUpForAGradientThatNothingClears) {
   const auto course = [](Training& training) {
     Layer unused = training.net()->register_module("unused", Layer(1, 1));
     unused->weight.mutable_grad() = at::zeros_like(unused->weight);
     training.steps(6, {4});
   };
-  EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6), HasSubstr("a parameter that no optimizer has"));
+  EXPECT_THAT(compare(course, /*graphs=*/0, /*passes=*/6),
+              HasSubstr("a parameter has a gradient before the first backward of a step"));
 }
 
 TEST(PassGraphsOnASimulatedDevice, TellWhyOnlyOnce) {

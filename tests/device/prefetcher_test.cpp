@@ -1,6 +1,7 @@
 // The order in which batches are copied, waited for and released. The controls show that the simulated device notices
 // each step that is left out.
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -114,7 +115,8 @@ TEST(PrefetcherOnASimulatedDevice, GivesEachStepItsOwnBatch) {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     for (const bool pin_memory : {true, false}) {
       simulated::begin(seed);
-      DevicePrefetcher prefetcher(simulated::device(), pin_memory);
+      const World world = World::single(simulated::device());
+      DevicePrefetcher prefetcher(world, {.pin_memory = pin_memory});
       EXPECT_TRUE(reads_its_batches(prefetcher, seed)) << "seed " << seed << " pinned " << pin_memory;
     }
   }
@@ -123,7 +125,8 @@ TEST(PrefetcherOnASimulatedDevice, GivesEachStepItsOwnBatch) {
 TEST(PrefetcherOnASimulatedDevice, NeverLetsTheHostWait) {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
     simulated::begin(seed);
-    DevicePrefetcher prefetcher(simulated::device(), /*pin_memory=*/true);
+    const World world = World::single(simulated::device());
+    DevicePrefetcher prefetcher(world, {.pin_memory = true});
     reads_its_batches(prefetcher, seed);
     EXPECT_EQ(simulated::host_waits(), 1) << "only the test reads the result";
   }
@@ -135,6 +138,17 @@ TEST(PrefetcherOnASimulatedDevice, IsCheckedByADeviceThatNoticesWhatIsLeftOut) {
   EXPECT_GT(wrong_seeds({.no_record_stream = true}), 0);
   EXPECT_GT(wrong_seeds({.event_on_other_stream = true}), 0);
   EXPECT_GT(wrong_seeds({.one_host_buffer = true}), 0);
+}
+
+TEST(LoaderOnASimulatedDevice, MayLiveLongerThanItsWorld) {
+  simulated::begin(1);
+  for (const int workers : {0, 2}) {
+    std::optional<World> world(World::single(simulated::device()));
+    const LoaderPlan plan{.batch = {.batch_size = 4, .global_batch_size = 4}, .data = {.workers = workers}};
+    DataLoader loader(tensor_dataset(at::arange(8), at::arange(8)), plan, *world);
+    world.reset();
+    EXPECT_EQ(loader.next()->micro.at(0).input.device(), simulated::device());
+  }
 }
 
 // The real loader with its threads; data on the host, and on the device behind work that is not done yet.

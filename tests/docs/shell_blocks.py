@@ -2,12 +2,17 @@
 """Runs the shell blocks of the documents, each page as one script of bash.
 
     shell_blocks.py BUILD LIBTORCH WORK [PAGE...]
+    shell_blocks.py --bare LIBTORCH WORK
 
 A block begins in a copy of the repository whose build/release is BUILD. What a preset would build is built there already.
 ./train is the program of the block's section, or the one of "Getting started"; ~/train is a project of the reader, with the
 CMakeLists.txt of the README. A block after the line <!-- not run: REASON --> is read, but not run: its syntax, presets and
 files, and the flags of `lockstep`, also those in other code of the pages. Blocks of Python, TOML and CMake are only read too:
 the syntax, the settings, and the names of commands.
+
+With --bare only "Getting started" is run, in a clone of the last commit in which nothing is built, and how long each block took is
+printed. What `cmake --workflow` would test there is only listed. Without LOCKSTEP_TEST_ROUNDS=100 it only says that it takes minutes.
+A variable CCACHE_DIR is passed on.
 """
 
 import json
@@ -36,6 +41,14 @@ CMAKE = """#!/bin/bash
 case "$*" in
   "--preset release" | "--workflow --preset release") ;;
   "--build --preset release"*) exec {cmake} --build {build} "${{@:4}}" -- -n >/dev/null ;;
+  *) exec {cmake} "$@" ;;
+esac
+"""
+
+# In a clone nothing is built; the tests are those of this build.
+BARE_CMAKE = """#!/bin/bash
+case "$*" in
+  "--workflow --preset release") {cmake} --preset release && {cmake} --build --preset release && exec ctest --preset release -N ;;
   *) exec {cmake} "$@" ;;
 esac
 """
@@ -71,9 +84,9 @@ def script_of(page, text):
             continue
         first = line_of(text, block.start("code"))
         code = block["code"].splitlines()
-        lines[first - 2] = f"( export DOCS_PROGRAM={program_of(page, text, block.start())}"
+        lines[first - 2] = f"( SECONDS=0; export DOCS_PROGRAM={program_of(page, text, block.start())}"
         lines[first - 1:first - 1 + len(code)] = code
-        lines[first - 1 + len(code)] = ")"
+        lines[first - 1 + len(code)] = f"echo {name_of(page)}:{first}: $SECONDS s; )"
     if not any(lines):
         return ""
     assert not lines[0], "a page begins with its title"
@@ -166,14 +179,14 @@ class Reader:
 
 
 class Place:
-    """The folders in which the pages are run."""
+    """The folders in which the pages are run; without a build they are clones."""
 
     def __init__(self, build, libtorch, work):
         self.build, self.work = build, work
         shutil.rmtree(work, ignore_errors=True)
         tools = work / "bin"
         tools.mkdir(parents=True)
-        self.write_program(tools / "cmake", CMAKE.format(cmake=shutil.which("cmake"), build=build))
+        self.write_program(tools / "cmake", (CMAKE if build else BARE_CMAKE).format(cmake=shutil.which("cmake"), build=build))
         torchrun = (libtorch / "../../../../bin/torchrun").resolve()  # of the Python that has this LibTorch
         if torchrun.exists():
             (tools / "torchrun").symlink_to(torchrun)
@@ -186,22 +199,29 @@ class Place:
             "CXX": os.environ.get("CXX", "c++"),
             "LOCKSTEP_LIBTORCH": str(libtorch),
             "DOCS_PROGRAM": "docs/getting_started.md:1",
-        }
+        } | ({"CCACHE_DIR": os.environ["CCACHE_DIR"]} if "CCACHE_DIR" in os.environ else {})
 
     @staticmethod
     def write_program(path, text):
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, page, script):
-        """Runs a page; what went wrong, or ""."""
-        folder = self.work / name_of(page).replace("/", "_").removesuffix(".md")
-        here = folder / "lockstep"
+    def sources(self, here):
+        """A copy of the repository for a page."""
+        if not self.build:
+            subprocess.run(["git", "clone", "--quiet", ROOT, here], check=True)
+            return
         shutil.copytree(ROOT, here, ignore=shutil.ignore_patterns(".git", "build"))
         (here / "build").mkdir()
         (here / "build/release").symlink_to(self.build)
         for program in ("train", "finetune"):
             (here / program).symlink_to(self.build / "tests/docs/docs_program")
+
+    def run(self, page, script):
+        """Runs a page; what went wrong, or ""."""
+        folder = self.work / name_of(page).replace("/", "_").removesuffix(".md")
+        here = folder / "lockstep"
+        self.sources(here)
         readme = (ROOT / "README.md").read_text()
         (here / "node.json").write_text(fenced_blocks((ROOT / "docs/getting_started.md").read_text(), "json", "")[0]["code"])
         project = folder / "home/train"
@@ -212,8 +232,10 @@ class Place:
         (folder / "script.sh").write_text(script)
         with (folder / "output").open("w") as output:
             status = subprocess.run(["bash", folder / "script.sh"], cwd=here, env=self.environment | {"HOME": str(folder / "home")},
-                                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=800).returncode
-        return "" if status == 0 else (folder / "output").read_text()[-4000:]
+                                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                    timeout=800 if self.build else 10000).returncode
+        self.output = (folder / "output").read_text()
+        return "" if status == 0 else self.output[-4000:]
 
 
 def main(build, libtorch, work, wanted):
@@ -250,5 +272,21 @@ def main(build, libtorch, work, wanted):
     return 1 if any(problems) else 0
 
 
+def bare(libtorch, work):
+    if int(os.environ.get("LOCKSTEP_TEST_ROUNDS", "1")) < 100:
+        print("SKIPPED: building in a clone takes minutes: set LOCKSTEP_TEST_ROUNDS=100")
+        return 0
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        print("SKIPPED: the sources are no clone of git")
+        return 0
+    page = ROOT / "docs/getting_started.md"
+    place = Place(None, libtorch, work)
+    problem = place.run(page, script_of(page, page.read_text()))
+    print(problem or "\n".join(re.findall(rf"^{re.escape(name_of(page))}:\d+: \d+ s$", place.output, re.MULTILINE)))
+    return 1 if problem else 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--bare":
+        sys.exit(bare(Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve()))
     sys.exit(main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve(), sys.argv[4:]))

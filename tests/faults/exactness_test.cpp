@@ -154,6 +154,12 @@ INSTANTIATE_TEST_SUITE_P(
                 "_early_stop",
                 1,
                 "stopped at step 32, epoch 2: val_loss did not improve on "},
+        // A report inside an epoch decides.
+        Trained{2,
+                {"--early_stop.metric", "loss", "--early_stop.min_delta", "1000", "--early_stop.patience", "40"},
+                "_early_stop_at_report",
+                1,
+                "stopped at step 41, epoch 2: loss did not improve on "},
         Trained{2, {"--optimizer", "adamw", "--dist.shard_optimizer"}, "_sharded"},
         // One micro-batch in each step; at the end of an epoch one of four ranks has no samples.
         Trained{2, {"--batch_size", "3", "--dist.static_graph"}, "_static_graph"},

@@ -208,9 +208,9 @@ TEST_F(Requeue, IsAskedForOnceByATrainingThatStops) {
 }
 
 TEST_F(Requeue, FollowsAStopBeforeARestart) {
-  Process process(train({"--dist.max_restarts", "5"}),
-                  in_job({{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}}));
-  EXPECT_THAT(stop_at(process, "restart 1 in ").err, HasSubstr("stopped before the restart"));
+  Process process(train({"--dist.max_restarts", "5", "--fail", "kill", "--fail_in", "init", "--fail_step", "0"}),
+                  in_job());
+  EXPECT_THAT(stop_at(process, "restart 4 in 4 s").err, HasSubstr("stopped before the restart"));
 }
 
 TEST_F(Requeue, FollowsAStopWhileRanksLoad) {

@@ -60,7 +60,7 @@ constexpr double kBusyMs = 200;
 /// A batch on its way to the GPU, behind a copy stream that is busy for a while.
 class LateCopy {
  public:
-  explicit LateCopy(double busy_ms = kBusyMs) : world_(World::single(gpu_)), prefetcher_(gpu_, /*pin_memory=*/true) {
+  explicit LateCopy(double busy_ms = kBusyMs) : world_(World::single(gpu_)), prefetcher_(world_, {.pin_memory = true}) {
     const c10::StreamGuard on_copy_stream(prefetcher_.stream());
     // The memory into which the batch is copied next: at first it has the poison.
     at::full({kNumbers}, kPoison, at::device(gpu_)).reset();

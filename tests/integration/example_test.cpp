@@ -179,6 +179,13 @@ TEST(Example, PrintsTheLinesOfTheTutorial) {
             "Loading snapshot\n"
             "Resuming training from snapshot at Epoch 3\n"
             "[GPU1] Epoch 3 | Batchsize: 32 | Steps: 32\n");
+  const auto alone = run_program(command(example("12_console_lines"), dir.path() / "alone", {"2", "2"}), kOneThread);
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(alone.out,
+            "[GPU0] Epoch 0 | Batchsize: 32 | Steps: 64\n"
+            "[GPU0] Epoch 1 | Batchsize: 32 | Steps: 64\n"
+            "Epoch 1 | Training checkpoint saved at " +
+                (dir.path() / "alone/checkpoints").string() + "\n");
 }
 
 TEST(Example, PrintsTheLinesOfPerceptrain) {

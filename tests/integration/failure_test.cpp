@@ -177,6 +177,9 @@ TEST(OneRank, UnderNohupOutlivesItsTerminal) {
                                             {"--nprocs", ranks, "--max_steps", "200", "--max_epochs", "10000"})));
     ASSERT_TRUE(process.wait_for("step 3 ")) << process.err();
     process.signal(SIGHUP);
+    for (const pid_t rank : Process::ranks_of(process.pid())) {  // sent to every process of a session
+      kill(rank, SIGHUP);
+    }
     const auto result = process.wait();
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.err, HasSubstr("finished at step 200"));
@@ -217,6 +220,30 @@ INSTANTIATE_TEST_SUITE_P(Hangs, BeforeTheFirstStep,
                            return std::get<0>(test.param).how + "_in_" + std::get<0>(test.param).where + "_of_" +
                                   std::to_string(std::get<1>(test.param));
                          });
+
+/// One rank: a script whose first training is killed after five steps. `then` are the flags of its second one.
+std::vector<std::string> two_programs(const TempDir& dir, const std::string& then) {
+  const std::string script = "\"$0\" \"$@\" --fail kill --fail_step 5 || exec \"$0\" \"$@\" " + then;
+  return with({LOCKSTEP_CLI, "run", "--nproc-per-node", "1", "--", "sh", "-c", script},
+              command(TRAIN_PROGRAM, dir.path() / "run", {}));
+}
+
+TEST(ASecondProgramOfAScript, IsNotThoughtToBeInTheTrainingOfTheFirst) {
+  const TempDir dir;
+  const auto result = run_program(two_programs(dir, "--fail kill --fail_step 9"));
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("died of signal 9 (Killed) at step 9 in Task::optimize"));
+}
+
+TEST(ASecondProgramOfAScript, CanBeStoppedBeforeItTrains) {
+  const TempDir dir;
+  Process process(two_programs(dir, "--fail sleep --fail_in init --fail_step 0"));
+  ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
+  process.signal(SIGTERM);
+  const auto result = process.wait(Process::Seconds(20));
+  EXPECT_EQ(result.code, 75) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("stopped by signal 15 (Terminated) before the training began"));
+}
 
 TEST(AStop, EndsARankThatWaitsForAnother) {
   for (const int rank : {0, 1}) {
@@ -295,6 +322,21 @@ TEST(Start, WithoutANetworkIsRefusedAtOnce) {
                                   Process::Seconds(20));
   EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_THAT(result.err, HasSubstr("error: the ranks cannot reach 127.0.0.1: Network is unreachable"));
+}
+
+// Nobody has set the address on which the ranks meet.
+TEST(Start, WithoutTheAddressOfTheLoopbackInterfaceSaysHowToAddIt) {
+  const std::vector<std::string> unshare{"unshare", "--net", "sh", "-c",
+                                         "ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec \"$0\" \"$@\""};
+  LOCKSTEP_REQUIRE(
+      Requirements().that(run_program(with(unshare, {"true"})).code == 0, "no network namespaces, or no ip"));
+  const TempDir dir;
+  const auto result = run_program(with(unshare, command(TRAIN_PROGRAM, dir.path() / "run", {"--nprocs", "2"})), {}, ".",
+                                  Process::Seconds(20));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("error: cannot listen on 127.0.0.1:0: Cannot assign requested address\n"
+                        "  hint: the loopback interface has to have this address: ip addr add 127.0.0.1/8"));
 }
 
 // lockstep run trusts the exit code of a program without run(), but not of one that said it would announce its end.

@@ -344,6 +344,27 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
 }
 
+// The loop of docs/launching.md.
+TEST(SlurmBatch, StartsTheStepAgainWhenMemoryRunsOut) {
+  LOCKSTEP_REQUIRE(SlurmCluster::requirements());
+  const SlurmCluster cluster("loopback");
+  const TempDir dir;
+  const auto script = dir.path() / "job.sh";
+  const auto log = dir.path() / "job.log";
+  const auto train = join(launch({"srun", "--kill-on-bad-exit=1"}, dir.path() / "run",
+                                 {"--batch_size", "8", "--memory.halve_batch", "true", "--fits", "4", "--fail_step",
+                                  "0", "--fail_in", "nowhere", "--fail_rank", "1"}),
+                          " ");
+  std::ofstream(script) << "#!/bin/sh\nset -eu\nexport MASTER_ADDR=127.0.0.1\ncode=77\nwhile [ $code = 77 ]; do\n"
+                        << "  code=0\n  " << train << " || code=$?\ndone\nexit $code\n";
+  const auto result =
+      cluster.run({"sbatch", "--wait", "-N1", "--ntasks=2", "--output=" + log.string(), script.string()});
+  EXPECT_EQ(result.code, 0) << result.err << read_text(log);
+  EXPECT_THAT(read_text(log), HasSubstr("Exited with exit code 77"));
+  EXPECT_THAT(read_text(log),
+              HasSubstr("micro-batches have 4 samples instead of 8 (--memory.halve_batch): 8 did not fit"));
+}
+
 /// The scripts of examples/slurm as they are. Their ranks train on the CPU.
 TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
   struct Script {
@@ -376,6 +397,8 @@ TEST(SlurmBatch, RunsTheScriptsOfTheExamples) {
     EXPECT_EQ(result.code, 0) << result.err << read_text(log);
     EXPECT_THAT(read_text(log), HasSubstr("launch       " + std::string(launched)));
   }
+  EXPECT_THAT(read_text(dir.path() / "torchrun_many_nodes.log"),
+              testing::ContainsRegex("Node IP: 10\\.213\\.[0-9]+\\.1\n"));
 }
 
 // The other half of the test above: Slurm looks at the numbers of GPUs in the scripts.

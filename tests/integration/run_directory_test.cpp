@@ -288,7 +288,7 @@ TEST_F(RunDirectories, FreshStartsOverInASecondAttemptIfTheFirstDiedBefore) {
   const auto result = run_program(train({"--fresh", "--nprocs", "2", "--dist.max_restarts", "2"}),
                                   {{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("restart 1 in"));
+  EXPECT_THAT(result.err, HasSubstr("restart 1 now ("));
   EXPECT_THAT(result.err, HasSubstr("moved the old run to"));
   EXPECT_THAT(result.err, Not(HasSubstr("resuming")));
   EXPECT_EQ(runs(), 2);
@@ -428,7 +428,7 @@ TEST_F(NumberedRuns, ARestartOfOurLauncherStaysInItsDirectory) {
   const auto result = run_program(numbered({"--nprocs", "2", "--dist.max_restarts", "2"}),
                                   {{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("restart 1 in"));
+  EXPECT_THAT(result.err, HasSubstr("restart 1 now ("));
   EXPECT_THAT(names(), testing::ElementsAre("1", "2"));
   EXPECT_THAT(read_text(numbered_run("2") / "events.jsonl"), HasSubstr("\"goodput\"")) << "the launcher finds it";
 }

@@ -191,6 +191,37 @@ TEST(Repository, TextsInTroubleshootingAreThoseOfTheProgram) {
   expect_none({page}, [&](const SourceFile& file) { return check_quotes(file, literals); });
 }
 
+TEST(Repository, MessagesOfTheErrorPageAreThoseOfTheProgram) {
+  // Of the system and of libraries.
+  std::string literals =
+      "\nResource temporarily unavailable\nCannot assign requested address\nIntel oneMKL FATAL ERROR: Cannot load\n"
+      "gloo::IoException\nc10::AcceleratorError\n";
+  for (const char* folder : {"src", "tests"}) {
+    for (const SourceFile& file : files(folder, {".cpp", ".h"})) {
+      literals += file.path.starts_with("tests/structure") ? "" : string_literals(file.text);
+    }
+  }
+  const SourceFile page{"docs/errors.md", read(kRoot / "docs/errors.md")};
+  EXPECT_THAT(check_messages({page.path, "| message |\n| `no such text of rank R` |\n"}, literals), testing::SizeIs(1));
+  expect_none({page}, [&](const SourceFile& file) { return check_messages(file, literals); });
+}
+
+TEST(Repository, NamesOfOtherSystemsAreInMigration) {
+  const auto names = parse_foreign_names(read(kRoot / "src/config/foreign_names.cpp"));
+  ASSERT_GT(names.size(), 600U);
+  const SourceFile page{"docs/migration.md", read(kRoot / "docs/migration.md")};
+  EXPECT_THAT(check_names_are_named(page, {"zebra_size"}), testing::SizeIs(1)) << "control";
+  expect_none({page}, [&](const SourceFile& file) { return check_names_are_named(file, names); });
+}
+
+TEST(Repository, TheSecondExampleIsTheFirstWithOneChange) {
+  const SourceFile page{"examples/README.md", read(kRoot / "examples/README.md")};
+  const SourceFile one{"examples/01_single_device.cpp", read(kRoot / "examples/01_single_device.cpp")};
+  const SourceFile all{"examples/02_multi_device.cpp", read(kRoot / "examples/02_multi_device.cpp")};
+  EXPECT_THAT(check_first_diff(page, all, one), testing::Not(testing::IsEmpty())) << "control";
+  expect_none({page}, [&](const SourceFile& file) { return check_first_diff(file, one, all); });
+}
+
 TEST(Repository, TestsOfComplaintsExist) {
   std::set<std::string> tests;
   for (const SourceFile& file : files("tests", {".cpp", ".txt"})) {

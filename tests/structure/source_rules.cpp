@@ -44,16 +44,17 @@ const std::map<std::string_view, Names>& layers() {
       {"optim", {"base", "config", "fwd", "tensor", "world"}},
       {"metrics", {"base", "fwd", "tensor", "world"}},
       {"parallel", {"base", "config", "environment", "plan", "ipc", "fwd", "tensor", "world", "optim"}},
-      {"data", {"base", "environment/process_name.h", "plan", "sampling", "formats", "fwd", "tensor", "world"}},
+      {"data", {"base", "environment/process_name.h", "plan", "ipc", "sampling", "formats", "fwd", "tensor", "world"}},
       {"checkpoint", {"base", "config", "environment", "plan", "sampling", "storage", "fwd", "tensor", "world"}},
       {"nn", {"base", "fwd", "tensor", "optim", "checkpoint"}},
       {"session", {"base", "config", "environment", "plan", "report", "world", "checkpoint"}},
+      {"session_access", {"session"}},
       {"trainer",
        {"base", "config", "environment", "plan", "ipc", "sampling", "storage", "report", "fwd", "tensor", "world",
-        "optim", "metrics", "parallel", "data", "checkpoint", "nn", "session"}},
+        "optim", "metrics", "parallel", "data", "checkpoint", "nn", "session", "session_access"}},
       {"worker",
        {"base", "environment", "plan", "failure", "ipc", "rank", "supervise", "launch", "report", "world", "checkpoint",
-        "session", "trainer"}},
+        "session", "session_access", "trainer"}},
       {"run",
        {"base", "config", "environment", "plan", "failure", "rank", "supervise", "launch", "storage", "world",
         "session", "worker", "trainer/output/run_end.h"}},
@@ -453,6 +454,19 @@ std::set<std::string> parse_field_names(std::string_view fields) {
   return names;
 }
 
+std::set<std::string> parse_foreign_names(std::string_view table) {
+  const std::string code = without_comments(table, /*keep_literals=*/true);
+  std::set<std::string> names;
+  for (std::size_t row = code.find("{\""); row != std::string::npos; row = code.find("{\"", row + 1)) {
+    const std::string literals = string_literals(code.substr(row, code.find(',', row) - row));
+    std::istringstream words(literals);
+    for (std::string word; words >> word;) {
+      names.insert(word);
+    }
+  }
+  return names;
+}
+
 namespace {
 
 /// The cells of a row of a Markdown table, without the outer ones; "\|" does not end a cell. {}: no row.
@@ -564,6 +578,24 @@ Findings check_settings(const SourceFile& document, const std::set<std::string>&
   return findings;
 }
 
+Findings check_names_are_named(const SourceFile& document, const std::set<std::string>& names) {
+  std::string code;
+  std::istringstream lines(document.text);
+  for (std::string line; std::getline(lines, line);) {
+    code += fmt::format(" {} ", fmt::join(code_spans(line), " "));
+  }
+  code = lower(code);
+  std::ranges::replace(code, '-', '_');
+  Findings findings;
+  for (const std::string& whole : names) {
+    const std::string name = whole.substr(whole.rfind('.') + 1);  // npos + 1 is 0
+    if (!has_word(code, name) && !has_word(code, "__" + name)) {
+      findings.push_back(fmt::format("{}: {} is not named", document.path, whole));
+    }
+  }
+  return findings;
+}
+
 std::string string_literals(std::string_view code) {
   const std::string text = without_comments(code, /*keep_literals=*/true);
   std::string all;
@@ -596,59 +628,180 @@ std::string string_literals(std::string_view code) {
 
 namespace {
 
-struct SymptomRow {
+constexpr std::string_view kSymptoms = " what you see ";
+constexpr std::string_view kMessages = " message ";
+constexpr std::size_t kShortestText = 6;
+
+struct TableRow {
   std::size_t line = 0;
   std::vector<std::string> cells{};
 };
 
-/// The rows of the tables whose first column is "what you see".
-std::vector<SymptomRow> symptom_rows(const SourceFile& document) {
-  std::vector<SymptomRow> rows;
+/// The rows of the tables with this first column.
+std::vector<TableRow> rows_with(std::string_view first_column, const SourceFile& document) {
+  std::vector<TableRow> rows;
   std::istringstream lines(document.text);
   std::string line;
-  bool is_symptom = false;
+  bool is_wanted = false;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     auto cells = table_cells(line);
     if (cells.empty()) {
-      is_symptom = false;
-    } else if (cells.front() == " what you see ") {
-      is_symptom = true;
-    } else if (is_symptom && !cells.front().starts_with("---")) {
+      is_wanted = false;
+    } else if (cells.front() == first_column) {
+      is_wanted = true;
+    } else if (is_wanted && !cells.front().starts_with("---")) {
       rows.push_back({number, std::move(cells)});
     }
   }
   return rows;
 }
 
-/// The texts of a quote of the program: those of at least six characters between "...".
-std::vector<std::string> texts_of_quote(const std::string& quote) {
+/// The parts of a quote of the program between "...".
+std::vector<std::string> parts_of_quote(const std::string& quote) {
   constexpr std::string_view kAnything = "...";
-  constexpr std::size_t kShortest = 6;
-  std::vector<std::string> texts;
+  std::vector<std::string> parts;
   for (std::size_t begin = 0; begin < quote.size();) {
     const std::size_t end = std::min(quote.find(kAnything, begin), quote.size());
-    const std::string text = quote.substr(begin, end - begin);
-    const bool is_code = text.starts_with("--") || text.starts_with(".");
-    if (text.size() >= kShortest && !is_code) {
-      texts.push_back(text);
-    }
+    parts.push_back(quote.substr(begin, end - begin));
     begin = end + kAnything.size();
   }
+  return parts;
+}
+
+/// The texts of a quote of the program.
+std::vector<std::string> texts_of_quote(const std::string& quote) {
+  std::vector<std::string> texts = parts_of_quote(quote);
+  std::erase_if(texts, [](const std::string& text) {
+    return text.size() < kShortestText || text.starts_with("--") || text.starts_with(".");
+  });
   return texts;
+}
+
+bool is_placeholder(std::string_view word) {
+  return std::ranges::all_of(word, [](char c) { return c >= 'A' && c <= 'Z'; });
+}
+
+/// The texts of a quote in which words of capital letters stand for what differs: without a setting before them, and
+/// without punctuation at their ends.
+std::vector<std::string> texts_of_message(const std::string& quote) {
+  constexpr std::string_view kPunctuation = " .,:;()[]'\"";
+  std::vector<std::string> texts;
+  const auto add = [&](std::string_view text) {
+    const std::size_t begin = std::min(text.find_first_not_of(kPunctuation), text.size());
+    text = text.substr(begin, text.find_last_not_of(kPunctuation) + 1 - begin);
+    if (text.size() >= kShortestText) {
+      texts.emplace_back(text);
+    }
+  };
+  for (const std::string& part : parts_of_quote(quote)) {
+    std::string_view rest = part;
+    if (rest.starts_with("--")) {
+      rest.remove_prefix(std::min(rest.find(": "), rest.size()));
+    }
+    std::size_t text = 0;
+    for (std::size_t begin = 0; begin < rest.size();) {
+      const auto word_end = std::find_if_not(rest.begin() + static_cast<std::ptrdiff_t>(begin), rest.end(), is_word);
+      const auto end = static_cast<std::size_t>(word_end - rest.begin());
+      if (end > begin && is_placeholder(rest.substr(begin, end - begin))) {
+        add(rest.substr(text, begin - text));
+        text = end;
+      }
+      begin = std::max(end, begin + 1);
+    }
+    add(rest.substr(text));
+  }
+  return texts;
+}
+
+bool has_text(std::string_view literals, std::string_view text) {
+  return text.size() < kShortestText || literals.find(text) != std::string_view::npos;
+}
+
+/// Messages are put together from literals at these places.
+bool has_message(std::string_view literals, std::string_view text) {
+  if (has_text(literals, text)) {
+    return true;
+  }
+  for (const std::string_view joint : {"; ", ": ", "cannot "}) {
+    if (const std::size_t at = text.find(joint); at != std::string_view::npos) {
+      return has_message(literals, text.substr(0, at)) && has_message(literals, text.substr(at + joint.size()));
+    }
+  }
+  return false;
+}
+
+Findings check_texts(const SourceFile& document, std::string_view first_column, std::string_view literals,
+                     std::vector<std::string> (*texts_of)(const std::string& quote),
+                     bool (*has)(std::string_view literals, std::string_view text)) {
+  Findings findings;
+  for (const auto& [line, cells] : rows_with(first_column, document)) {
+    for (const std::string& quote : code_spans(cells.front())) {
+      for (const std::string& text : texts_of(quote)) {
+        if (!has(literals, text)) {
+          findings.push_back(fmt::format("{}:{}: the program has no text \"{}\"", document.path, line, text));
+        }
+      }
+    }
+  }
+  return findings;
 }
 
 }  // namespace
 
 Findings check_quotes(const SourceFile& document, std::string_view literals) {
+  return check_texts(document, kSymptoms, literals, texts_of_quote, has_text);
+}
+
+Findings check_messages(const SourceFile& document, std::string_view literals) {
+  return check_texts(document, kMessages, literals, texts_of_message, has_message);
+}
+
+namespace {
+
+/// The lines with code, without comments.
+std::string code_lines(std::string_view text) {
+  std::string code;
+  std::istringstream lines(without_comments(text, /*keep_literals=*/true));
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(line.find_last_not_of(' ') + 1);
+    code += line.empty() ? line : line + '\n';
+  }
+  return code;
+}
+
+}  // namespace
+
+Findings check_first_diff(const SourceFile& page, const SourceFile& before, const SourceFile& after) {
+  constexpr std::string_view kBegin = "\n```diff\n";
+  const std::size_t found = page.text.find(kBegin);
+  if (found == std::string::npos) {
+    return {page.path + ": found no block \"diff\""};
+  }
+  const std::size_t begin = found + kBegin.size();
+  std::istringstream block(page.text.substr(begin, page.text.find("\n```\n", begin) - begin));
+  std::string removed;
+  std::string added;
   Findings findings;
-  for (const auto& [line, cells] : symptom_rows(document)) {
-    for (const std::string& quote : code_spans(cells.front())) {
-      for (const std::string& text : texts_of_quote(quote)) {
-        if (literals.find(text) == std::string_view::npos) {
-          findings.push_back(fmt::format("{}:{}: the program has no text \"{}\"", document.path, line, text));
-        }
-      }
+  for (std::string line; std::getline(block, line);) {
+    if (!line.starts_with('-') && !line.starts_with('+')) {
+      continue;
     }
+    const bool is_added = line.starts_with('+');
+    const SourceFile& file = is_added ? after : before;
+    const std::string code = line.substr(1) + '\n';
+    (is_added ? added : removed) += code;
+    if (file.text.find('\n' + code) == std::string::npos) {
+      findings.push_back(fmt::format("{}: {} has no line \"{}\"", page.path, file.path, line.substr(1)));
+    }
+  }
+  std::string changed = code_lines(before.text);
+  const std::string old = code_lines(removed);
+  if (const std::size_t at = changed.find(old); !old.empty() && at != std::string::npos) {
+    changed.replace(at, old.size(), code_lines(added));
+  }
+  if (changed != code_lines(after.text)) {
+    findings.push_back(
+        fmt::format("{}: {} and {} differ in other lines than its diff", page.path, before.path, after.path));
   }
   return findings;
 }
@@ -712,10 +865,10 @@ Findings check_symptoms(const SourceFile& page, const SourceFile& list,
   constexpr std::string_view kNone = " no test: ";
   Findings findings;
   std::set<std::string> symptoms;
-  for (const auto& row : symptom_rows(page)) {
+  for (const auto& row : rows_with(kSymptoms, page)) {
     symptoms.insert(row.cells.front());
   }
-  for (const auto& [line, cells] : symptom_rows(list)) {
+  for (const auto& [line, cells] : rows_with(kSymptoms, list)) {
     const auto refuse = [&, number = line](const std::string& why) {
       findings.push_back(fmt::format("{}:{}: {}", list.path, number, why));
     };

@@ -68,6 +68,13 @@ Findings check_gpu_code_is_listed(const SourceFile& file, std::string_view table
 /// The names of the settings in the field table, src/config/fields.h: "batch_size", "optim.lr".
 std::set<std::string> parse_field_names(std::string_view fields);
 
+/// The names in src/config/foreign_names.cpp: the first literals of each row.
+std::set<std::string> parse_foreign_names(std::string_view table);
+
+/// Each name, without its section, stands in code of the document as a word of its own: in any case, with - or _, and
+/// with or without "--".
+Findings check_names_are_named(const SourceFile& document, const std::set<std::string>& names);
+
 /// Settings that the document names as flags or in code, and that do not exist: "--optim.lr", "`optim.lr`", and in the
 /// column "here" of a table and after "./train" also flags without a section. `others`: flags that are no settings.
 Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,
@@ -79,6 +86,16 @@ std::string string_literals(std::string_view code);
 /// Code in the first cells of the tables whose first column is "what you see" is a text of the program, which has
 /// `literals`; "..." stands for what differs. The texts of at least six characters between them must occur.
 Findings check_quotes(const SourceFile& document, std::string_view literals);
+
+/// As check_quotes, for the tables whose first column is "message". Words of capital letters stand for what differs
+/// too, and punctuation at the ends of texts does not count. `literals`: of the program and of its tests, because a
+/// test has texts that the program puts together. Of a text that none of them has, the parts must occur: those beside
+/// "; " and ": ", and the one behind "cannot ".
+Findings check_messages(const SourceFile& document, std::string_view literals);
+
+/// The first block "diff" of the page has lines of both files, and with it the code of `before` becomes that of
+/// `after`. Comments may differ.
+Findings check_first_diff(const SourceFile& page, const SourceFile& before, const SourceFile& after);
 
 /// The tests that a .cpp file or a CMakeLists.txt defines: "Suite.Name", or the name that add_test gives.
 std::set<std::string> parse_test_names(const SourceFile& file);

@@ -166,6 +166,48 @@ TEST(Quotes, AreTextsOfTheProgram) {
   EXPECT_THAT(check("| `comment` | |\n"), ElementsAre(HasSubstr("comment")));
 }
 
+TEST(Messages, AreTextsOfTheProgram) {
+  const std::string literals = "\nrank {} has no data (found {} of {} samples)\nsettings: \n: no data\nMASTER_PORT is";
+  const auto check = [&](const std::string& row) {
+    return check_messages({"a.md", "| message | cause |\n|---|---|\n" + row}, literals);
+  };
+  EXPECT_THAT(check("| `rank R has no data (found N of M samples)`, `--optim.lr X: no data: ...` | `other` |\n"),
+              IsEmpty());
+  EXPECT_THAT(check("| `MASTER_PORT is`, `--optim.lr 1` of `R` (exit 2) | |\n\n| `free text` | |\n"), IsEmpty());
+  EXPECT_THAT(check("| `rank R has some data` | |\n"),
+              ElementsAre("a.md:3: the program has no text \"has some data\""));
+  EXPECT_THAT(check("| `rank r has no data` | |\n"), ElementsAre(HasSubstr("rank r has no data")));
+  EXPECT_THAT(check("| `cannot has no data: MASTER_PORT is; no data` | |\n"), IsEmpty()) << "parts of the program";
+  EXPECT_THAT(check("| `has no data: nothing at all` | |\n"), ElementsAre(HasSubstr("has no data: nothing at all")));
+  EXPECT_THAT(check("| `--optim.lr X: some data: ...` | |\n"), ElementsAre(HasSubstr("\"some data\"")));
+}
+
+TEST(FirstDiff, SaysHowTwoFilesDiffer) {
+  const SourceFile before{"1.cpp", "// one\nint a();\nint b = 1;\n\nint c;\n"};
+  const SourceFile after{"2.cpp", "// two\n// lines\nint a();\nint b = 2;  // changed\nint c;\n"};
+  const auto check = [&](const std::string& block, const SourceFile& to) {
+    return check_first_diff({"a.md", "text\n\n```diff\n" + block + "```\n"}, before, to);
+  };
+  EXPECT_THAT(check("-int b = 1;\n+int b = 2;  // changed\n", after), IsEmpty());
+  EXPECT_THAT(check("-int b = 1;\n+int b = 2;\n", after), ElementsAre("a.md: 2.cpp has no line \"int b = 2;\""));
+  const std::string other = "a.md: 1.cpp and 2.cpp differ in other lines than its diff";
+  EXPECT_THAT(check("-int b = 1;\n+int b = 2;  // changed\n", {"2.cpp", after.text + "int d;\n"}), ElementsAre(other));
+  EXPECT_THAT(check("+int b = 2;  // changed\n", after), ElementsAre(other));
+  EXPECT_THAT(check_first_diff({"a.md", "x\n"}, before, after), ElementsAre("a.md: found no block \"diff\""));
+}
+
+TEST(ForeignNames, AreOnTheirPage) {
+  const auto names = parse_foreign_names(
+      "namespace {\nconstexpr Name kRows[] = {\n    // one, {\"no\"}\n    {\"epochs n_epochs \"\n     \"epoch\", \"use "
+      "X\", \"x\"},\n"
+      "    {\"early.monitor\",\n     kHint},\n};\n");
+  EXPECT_THAT(names, ElementsAre("early.monitor", "epoch", "epochs", "n_epochs"));
+  const auto check = [&](const std::string& text) { return check_names_are_named({"a.md", text}, names); };
+  EXPECT_THAT(check("| `--n-epochs 3`, `Epoch` | `monitor` |\n`epochs`\n"), IsEmpty());
+  EXPECT_THAT(check("| `--n-epochs 3`, epoch | `early.monitor` |\n`epochs`\n"),
+              ElementsAre("a.md: epoch is not named"));
+}
+
 TEST(TestNames, AreThoseOfCodeAndBuildFiles) {
   const std::string code =
       "TEST(A, B) {}\n\nTEST_F(C,\n       D) {\n}\n// TEST(E, F)\n  TEST(G, H)\nTEST_P(I, J) {}\n"

@@ -36,6 +36,7 @@
 #include <lockstep/launch/launcher.h>
 
 #include "base/assertion.h"
+#include "base/descriptor.h"
 #include "base/text.h"
 #include "failure/peer_monitor.h"
 #include "ipc/channel.h"
@@ -376,8 +377,11 @@ int obey(const Worker& worker) {
 }
 
 int work(const Worker& worker) {
-  worker.channel->send({.kind = Message::Kind::started});
   const RankTools tools(worker);
+  tools.record.begin_program();
+  worker.channel->send({.kind = Message::Kind::started});
+  tools.record.begin_fit(811);
+  tools.record.set_step(812);
   TrainControl control;
   const SignalScope scope(control);
   tools.record.set_phase(Phase::forward);
@@ -388,7 +392,15 @@ int work(const Worker& worker) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   if (worker.words.size() > 1) {
+    tools.record.set_phase(Phase::save);
     std::this_thread::sleep_for(std::chrono::milliseconds(worker.argument(1)));
+    if (const auto gate = worker.environment.get("TEST_GATE")) {
+      say("saving");
+      retry([&] { return open(gate->c_str(), O_RDONLY); });  // until the test opens this pipe, too
+    }
+    if (worker.words.size() > 2) {
+      crash_here(worker.words.at(2));
+    }
     say("saved");
   }
   return worker.finish(75);
@@ -496,7 +508,7 @@ const std::map<std::string, int (*)(const Worker&)> kTasks = {
     {"eat", eat},
     {"stand", stand},  // stand:BYTES, in an all-reduce; without it, in data
     {"obey", obey},
-    {"work", work},  // work:SAVE_MS, steps until a stop request; then a save that takes so long
+    {"work", work},  // work:SAVE_MS:HOW, steps until a stop request; then a save that takes so long, and crashes
     {"talk", talk},  // lines until a stop request
     {"wait", [](const Worker&) -> int { say_ready_and_wait(); }},
     {"stubborn",

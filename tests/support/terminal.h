@@ -20,11 +20,12 @@
 
 namespace lockstep {
 
-/// A program on a pseudo-terminal of 100 columns.
+/// A program on a pseudo-terminal.
 class OnTerminal {
  public:
-  explicit OnTerminal(std::vector<std::string> argv, const std::map<std::string, std::string>& extra = {}) {
-    winsize size{.ws_row = 30, .ws_col = 100, .ws_xpixel = 0, .ws_ypixel = 0};
+  explicit OnTerminal(std::vector<std::string> argv, const std::map<std::string, std::string>& extra = {},
+                      unsigned short columns = 100) {
+    winsize size{.ws_row = 30, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
     pid_ = forkpty(&terminal_, nullptr, nullptr, &size);
     if (pid_ == 0) {
       setenv("TERM", "xterm", 1);

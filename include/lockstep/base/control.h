@@ -27,14 +27,17 @@ class TrainControl {
  public:
   TrainControl();
 
-  /// Asks for a stop and a save after the current step. Thread-safe. The first request counts, but any other kind
-  /// replaces `program`.
+  /// Asks for a stop and a save. All ranks stop after the same step. Asked by a callback at a report, at the end of an
+  /// epoch or in a validation: after the present step. Asked elsewhere, such as in step_end: after the next step, on
+  /// GPUs with several ranks one step later. If a rank waits for data of a stream: before that step.
+  /// Thread-safe. The first request counts, but any other kind replaces `program`.
   void request_stop(std::string_view reason, StopKind kind = StopKind::program);
   /// request_stop() at a time. Of several times of one kind the earliest counts, until the end of the fit, also in fits
   /// inside it. Thread-safe.
   void request_stop_at(std::chrono::steady_clock::time_point time, std::string_view reason,
                        StopKind kind = StopKind::program);
-  /// Asks for a checkpoint at the next step boundary. Thread-safe.
+  /// Asks for a checkpoint after the next step (on GPUs with several ranks: after the one that follows it).
+  /// Thread-safe.
   void request_checkpoint() noexcept;
   /// request_stop() for a signal handler: async-signal-safe. Returns false if no code has checked for requests yet; the
   /// request may then have no effect.
@@ -44,18 +47,13 @@ class TrainControl {
   std::string stop_reason() const;           ///< "" without a request
   bool take_checkpoint_request() noexcept;   ///< returns the request and clears it
 
-  /// Called by the trainer around each fit. In a fit inside another one, the program's requests to the outer one wait
-  /// until the inner one ends. Throws: ConfigError (a fit in another thread).
-  void begin_fit();
-  void end_fit() noexcept;
-  bool in_fit() const noexcept;    ///< a fit that uses these requests is running, of whatever Trainer
-  void clear_requests() noexcept;  ///< the program's own
-
-  /// The stop that all ranks agreed on at the end of a fit (set by the trainer, read by run()).
+  /// The stop on which all ranks agreed at the end of a training; it decides the exit code of run(). A fit sets it. A
+  /// hand-written loop sets it itself, to the same kind on every rank.
   void set_agreed(StopKind kind) noexcept;
   StopKind agreed() const noexcept;
 
  private:
+  friend struct TrainControlAccess;
   struct State;
   std::shared_ptr<State> state_;
 };

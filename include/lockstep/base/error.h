@@ -3,8 +3,10 @@
 // All errors of the library, and the exit codes that scripts can rely on. Torch-free.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace [[gnu::visibility("default")]] lockstep {

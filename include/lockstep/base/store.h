@@ -15,11 +15,12 @@ namespace [[gnu::visibility("default")]] lockstep {
 class Store {
  public:
   virtual ~Store() = default;
-  virtual void set(std::string_view key, std::string_view value) = 0;
+  virtual void set(std::string_view key, std::string_view value) = 0;  ///< replaces an earlier value
   /// Waits for the key. Throws: CommError (exit 124) after `timeout`.
   virtual std::string get(std::string_view key, std::chrono::milliseconds timeout) = 0;
-  virtual bool check(std::string_view key) = 0;
-  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;  ///< returns the new value
+  virtual bool check(std::string_view key) = 0;  ///< whether the key has a value; does not wait
+  /// Adds to a number, 0 without an earlier value, and returns the new one. Use such a key with add() only.
+  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
 };
 
 }  // namespace lockstep

@@ -11,6 +11,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/base/variables.h>
@@ -31,6 +33,8 @@ enum class TextKind {
 class Flags {
  public:
   Flags();
+  Flags(Flags&&) noexcept = default;
+  Flags& operator=(Flags&&) noexcept = default;
   Flags& add(std::string name, std::string* value, std::string help, TextKind kind = TextKind::any);
   Flags& add(std::string name, std::int64_t* value, std::string help);
   Flags& add(std::string name, double* value, std::string help);

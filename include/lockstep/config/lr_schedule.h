@@ -23,6 +23,8 @@ struct ScheduleStep {
   std::int64_t total_steps = 0;      ///< of the run; 0: not known
   std::int64_t steps_per_epoch = 0;  ///< 0: not known
   double lr_scale = 1;               ///< factor of all learning rates besides the schedule: optim.lr_scaling
+  std::int64_t epochs_from = 0;      ///< where epoch 0 would have begun if all epochs were as long as the present one:
+                                     ///< (step - epochs_from) / steps_per_epoch epochs are done
 };
 
 /// A schedule: one phase, or several joined by '+', one after the other. A pure function of the step, so a resumed run
@@ -36,7 +38,8 @@ struct ScheduleStep {
 /// A phase is a curve with settings: curve:setting=value,setting=value. It ends after its length (for=500) or at a
 /// place in the run (until=80%); without either, it ends with the run. After its end, the last phase keeps its last
 /// value. Lengths are steps (500), epochs (2ep) or a part of the run (10%). With per=epoch the rate changes only where
-/// an epoch begins.
+/// an epoch begins. If epochs have different lengths, the first phase with lengths in epochs, and those after it, count
+/// the epochs that are done as if each had as many steps as the present one; phases before it count steps.
 ///
 /// Curves: constant, warmup, linear, cosine, polynomial, rex, exponential, step, multistep, inverse_sqrt, restarts,
 /// cyclic, one_cycle. docs/training.md has their settings and formulas.
@@ -70,6 +73,7 @@ class LrSchedule {
  private:
   std::string text_{};
   std::shared_ptr<const std::vector<LrPhase>> phases_{};
+  bool counts_epochs_ = false;  // a length is in epochs, or a phase changes only with them
   Function function_{};
   std::vector<Problem> problems_{};
 };

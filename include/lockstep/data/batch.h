@@ -31,10 +31,11 @@ struct Batch {
   std::vector<std::int64_t> bad_ids{};  ///< of the bad samples, for each of these rows
 
   /// One of `fields`. Throws: DataError listing the available fields.
-  const at::Tensor& operator[](std::string_view name) const;
+  const at::Tensor& operator[](std::string_view name) const&;
+  at::Tensor operator[](std::string_view name) &&;
   bool has(std::string_view name) const;
   /// A copy with all tensors on `device`; tensors that are already there are shared. A copy to the CPU is synchronous.
-  Batch to(c10::Device device, bool non_blocking = true) const;
+  [[nodiscard]] Batch to(c10::Device device, bool non_blocking = true) const;
 };
 
 }  // namespace lockstep

@@ -3,7 +3,10 @@
 // Several loaders as one, such as one for each of several data sets.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,8 +29,8 @@ enum class CombineMode {
 /// write a Dataset of pairs, whose get() uses two other data sets.
 class CombinedLoader final : public BatchSource {
  public:
-  /// Keeps references to the loaders. Throws: DataError if empty.
-  CombinedLoader(std::vector<BatchSource*> loaders, CombineMode mode);
+  /// Nothing else may take steps from these loaders or move them. Throws: DataError (no loader; one is null).
+  CombinedLoader(std::vector<std::shared_ptr<BatchSource>> loaders, CombineMode mode);
   CombinedLoader(const CombinedLoader&) = delete;  ///< both would move the same loaders
   CombinedLoader& operator=(const CombinedLoader&) = delete;
 
@@ -49,7 +52,7 @@ class CombinedLoader final : public BatchSource {
   void begin_epoch();
   void seek_loaders(const std::vector<LoaderPosition>& positions);
 
-  std::vector<BatchSource*> loaders_;
+  std::vector<std::shared_ptr<BatchSource>> loaders_;
   CombineMode mode_;
   std::int64_t epoch_ = 0;
   std::int64_t steps_ = 0;               // of the epoch

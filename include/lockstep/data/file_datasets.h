@@ -30,11 +30,11 @@ struct TokenFile {
 std::shared_ptr<Dataset> token_dataset(const std::filesystem::path& file, const TokenFile& layout = {});
 
 /// Which part of MNIST or CIFAR-10.
-enum class Part { train, test };
+enum class DatasetPart { train, test };
 /// The four files of MNIST (or of a data set in the same format) in `directory`: input [N, 1, 28, 28] in 0 .. 1, target
 /// int64.
-std::shared_ptr<Dataset> mnist_dataset(const std::filesystem::path& directory, Part part);
+std::shared_ptr<Dataset> mnist_dataset(const std::filesystem::path& directory, DatasetPart part);
 /// data_batch_1.bin .. data_batch_5.bin, test_batch.bin in `directory`: input [N, 3, 32, 32] in 0 .. 1, target int64.
-std::shared_ptr<Dataset> cifar10_dataset(const std::filesystem::path& directory, Part part);
+std::shared_ptr<Dataset> cifar10_dataset(const std::filesystem::path& directory, DatasetPart part);
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include <torch/nn/module.h>
+#include <lockstep/fwd.h>
 
 namespace [[gnu::visibility("default")]] lockstep {
 

@@ -7,8 +7,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/config/lr_schedule.h>
@@ -203,19 +205,20 @@ OptimizerFactory prodigy(ProdigyOptions options = {});
 /// Strategy::evaluation_scope() gives x.
 OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options = {});
 
-/// Selects parameters by name for GroupSpec::select, freeze() and unfreeze(): `*` stands for any characters, also dots,
-/// `?` for one. "encoder.*" selects all parameters of encoder.
-std::function<bool(std::string_view name, const at::Tensor& parameter)> named(std::string pattern);
+/// Whether a parameter is selected.
+using ParameterFilter = std::function<bool(std::string_view name, const at::Tensor& parameter)>;
+/// Selects parameters by name: `*` stands for any characters, also dots, `?` for one. "encoder.*" selects all
+/// parameters of encoder.
+ParameterFilter named(std::string pattern);
 /// The same with a regular expression (ECMAScript) that the whole name must match. Throws: ConfigError (no valid one).
-std::function<bool(std::string_view name, const at::Tensor& parameter)> matching(const std::string& expression);
+ParameterFilter matching(const std::string& expression);
 
 /// Parameters with common options. A parameter belongs to the first group that selects it.
 struct GroupSpec {
-  std::function<bool(std::string_view name, const at::Tensor& parameter)>
-      select{};  ///< empty: all remaining parameters
+  ParameterFilter select{};  ///< empty: all remaining parameters
   double lr_scale = 1;
-  double weight_decay = -1;  ///< for all of them, vectors included; -1: the factory's value
-  LrSchedule schedule{};     ///< of its learning rate; not set: the optimizer's
+  std::optional<double> weight_decay{};  ///< for all of them, vectors included; nullopt: the factory's value
+  LrSchedule schedule{};                 ///< of its learning rate; not set: the optimizer's
   double max_grad_norm = 0;  ///< of its gradients together, before optim.max_grad_norm of the run; 0: no limit
   bool muon = true;          ///< false: muon() gives its matrices AdamW too, as embeddings and output layers need it
 };
@@ -229,7 +232,7 @@ std::vector<GroupSpec> layerwise_groups(const std::vector<std::string>& layers, 
 /// An optimizer of a task: how it is made, which parameters it has, and its schedule.
 struct OptimizerSpec {
   OptimizerFactory make{};
-  /// Empty: one group with all parameters.
+  /// Empty: one group with all parameters. A parameter that no group selects is not trained by this optimizer.
   std::vector<GroupSpec> groups{};
   std::string name = "main";
   torch::nn::Module* module =

@@ -18,6 +18,6 @@ class World;
 /// not run Task::training_step, and the others wait for it until dist.timeout_s; see "A loss over all ranks" in
 /// docs/recipes.md. Without a second derivative. `world` must outlive the backward.
 /// Throws: as World::all_gather; Error in a backward with create_graph.
-at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor);
+[[nodiscard]] at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor);
 
 }  // namespace lockstep

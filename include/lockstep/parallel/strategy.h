@@ -58,7 +58,8 @@ enum class Gradients {
 
 /// One optimizer with its parameters, their gradients, and the reduction of the gradients over ranks. Reductions of
 /// different optimizers are independent: a GAN's generator step neither reduces the discriminator's gradients nor waits
-/// for them.
+/// for them. Every rank makes the same calls in the same order: the backward with Gradients::reduce, finish() and
+/// step() may exchange data.
 class StrategyOptimizer {
  public:
   virtual ~StrategyOptimizer();
@@ -172,7 +173,7 @@ class Strategy {
   /// Call it between two steps. While the result exists, the parameters have the values with which the model is
   /// evaluated; nullptr: they always have them. Only schedule_free_adamw() trains other values. With
   /// dist.shard_optimizer: collective.
-  virtual std::shared_ptr<void> evaluation_scope() = 0;
+  [[nodiscard]] virtual std::shared_ptr<void> evaluation_scope() = 0;
   /// Gives the parameters these values for good. Call it after the last step, as the Trainer does. With
   /// dist.shard_optimizer: collective.
   virtual void keep_evaluation_values() = 0;

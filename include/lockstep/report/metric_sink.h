@@ -20,7 +20,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// A number of a report and its name.
 struct MetricValue {
-  std::string_view name;
+  std::string_view name;  ///< copy it to keep it: a sink gets it for the time of the call
   double value = 0;
 };
 
@@ -63,12 +63,13 @@ class MetricSink {
   virtual void finish(std::span<const RunSetting>, std::span<const MetricValue>) {}
 };
 
-/// Makes a sink of the program; see Trainer::add_sink. `resume_step`: the steps after it are trained again.
+/// Makes a sink of the program; see Trainer::add_sink. `resume_step`: the step of the checkpoint from which the run
+/// goes on, -1 without one. The steps after it are trained again, and with -1 also the validation of step 0.
 using MetricSinkFactory = std::function<std::unique_ptr<MetricSink>(std::int64_t resume_step)>;
 
 /// One line per row: {"step":20,"time":"...","loss":2.1,...}; a non-finite value is the string "NaN", "Infinity" or
-/// "-Infinity". Appends; first cuts off the rows after `resume_step` of an earlier attempt, so that a resumed run has
-/// every step once.
+/// "-Infinity". Appends; first cuts off the rows after `resume_step` (-1: all rows) of an earlier attempt, so that a
+/// resumed run has every step once.
 std::unique_ptr<MetricSink> jsonl_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);
 /// A header row, then step and values. If a new column appears, the file is rewritten with all columns.
 std::unique_ptr<MetricSink> csv_sink(FileSystem& fs, const std::filesystem::path& file, std::int64_t resume_step);

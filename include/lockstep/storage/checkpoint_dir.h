@@ -4,6 +4,7 @@
 // docs/checkpoint_format.md describes the disk format and the commit order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

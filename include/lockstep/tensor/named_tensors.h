@@ -17,5 +17,6 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// The tensor of this name; the first, if several have it. Throws: Error naming those that exist.
 const at::Tensor& tensor_of(const NamedTensors& tensors, std::string_view name);
+at::Tensor tensor_of(NamedTensors&& tensors, std::string_view name);  ///< of a temporary
 
 }  // namespace lockstep

@@ -26,8 +26,10 @@ class MetricSink;
 /// of batches, and a callback freezes nothing.
 struct Stages {
   enum Stage : std::uint32_t {
-    fit_start = 1U << 0,     ///< prepared and resumed; before the first step
-    epoch_start = 1U << 12,  ///< before the first batch of an epoch is taken
+    fit_start = 1U << 0,      ///< prepared and resumed; before the first step
+    sanity_start = 1U << 26,  ///< before the validate.sanity_steps, which have no other stages
+    sanity_end = 1U << 27,    ///< after them; evaluation_stopped instead if a stop came first
+    epoch_start = 1U << 12,   ///< before the first batch of an epoch is taken
     // Inside a step. A callback there must be as short as a step, freeze nothing, and use no collective.
     step_start = 1U << 8,       ///< `batches` holds this rank's part of the step; before the first forward
     backward_start = 1U << 25,  ///< `output` holds the loss of a micro-batch for `optimizer`; before its backward
@@ -55,13 +57,13 @@ struct Stages {
     predict_batch_start = 1U << 24,  ///< `batch`
     predict_batch_end = 1U << 20,    ///< `batch` and its `results`
     predict_end = 1U << 17,          ///< after the last batch of all ranks
-    /// Instead of validation_end, test_end or predict_end: a stop came first. A resumed run validates anew.
+    /// Instead of sanity_end, validation_end, test_end or predict_end: a stop came first. A resumed run validates anew.
     evaluation_stopped = 1U << 21,
   };
 };
 using Stage = Stages::Stage;  ///< Stage::step_end is a mask, and so is Stage::step_end | Stage::report
 
-/// What a callback can read and change. A pointer is null if the stage has no value for it.
+/// What a callback can read and change, during its call. A pointer is null if the stage has no value for it.
 struct StageContext {
   Stage stage;
   const TrainState& state;  ///< outside fit(): zeros
@@ -91,7 +93,8 @@ struct StageContext {
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
   /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
   /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
-  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, and in a prediction).
+  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, and in a prediction). The
+  /// next report throws it for a name with the prefix of a validation or an epoch.
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call

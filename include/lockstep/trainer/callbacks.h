@@ -4,11 +4,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -106,9 +106,8 @@ struct EarlyStoppingOptions {
 };
 
 /// Stops the training when a metric no longer improves. It looks at the same values as ReduceOnPlateau. All ranks stop
-/// and save: at the end of the validation or epoch, or after the next step if a report in between decides. run() then
-/// returns 0. The same command started again says so and trains no further, unless the options have changed. Its state
-/// is in the checkpoints.
+/// and save after the step whose report or validation decides. run() then returns 0. The same command started again
+/// says so and trains no further, unless the options have changed. Its state is in the checkpoints.
 class EarlyStopping final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.

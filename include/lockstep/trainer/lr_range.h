@@ -35,9 +35,9 @@ struct LrRange {
 
 /// Collective. Trains with a learning rate that grows in every step (Smith 2017, "Cyclical learning rates for training
 /// neural networks"), then restores the weights, gradients and random number generators, also if it throws, and the
-/// position of `train`. Writes no files. All optimizers and
-/// groups have the same rate relation as in a training with --optim.lr. Waits for the device in every step. A stop
-/// request takes effect after it. Throws: ConfigError (options), and what Trainer::fit throws.
+/// position of `train`. Writes no files. All optimizers and groups have the same rate relation as in a training with
+/// --optim.lr. Waits for the device in every step. A stop request takes effect after it. Throws: ConfigError (options),
+/// and what Trainer::fit throws.
 LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, const LrRangeOptions& options = {});
 
 /// A picture for a browser (SVG): the loss over the logarithm of the rate, with a line at the suggestion. Throws:

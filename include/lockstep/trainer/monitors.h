@@ -128,9 +128,10 @@ struct ProfilerOptions {
 
 /// Records the operations of some steps with LibTorch's profiler, on the CPU and on a GPU, in one file per rank:
 /// trace-rank-0.json, for chrome://tracing or Perfetto. The ranges "data", "forward", "backward" and "optimizer" show
-/// the phases of a step, "communication" in a backward on a CPU the wait for the gradients of the other ranks, "graph"
-/// a forward and backward that a CUDA graph replays, "step 12" the step as the metrics count it. The first step has no
-/// "data": recording begins when its batch is there. Costs nothing in other steps.
+/// the phases of a step, "copy" a batch that is sent to a GPU, "communication" in a backward on a CPU the wait for the
+/// gradients of the other ranks, "graph" a forward and backward that a CUDA graph replays, "step 12" the step as the
+/// metrics count it. The first step has no "data": recording begins when its batch is there. Costs nothing in other
+/// steps.
 class Profiler final : public Callback {
  public:
   /// Throws: ConfigError.
@@ -156,8 +157,8 @@ class Profiler final : public Callback {
 
 /// Parameters whose gradients are measured together.
 struct GradientGroup {
-  std::string name{};                                                                ///< in the names of the metrics
-  std::function<bool(std::string_view name, const at::Tensor& parameter)> select{};  ///< as in GroupSpec; empty: all
+  std::string name{};        ///< in the names of the metrics
+  ParameterFilter select{};  ///< empty: all
 };
 
 /// Settings of GradientMonitor.

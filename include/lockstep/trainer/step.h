@@ -3,6 +3,7 @@
 // The parts of one training step. Task::optimize uses them, and so does a task that overrides it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -84,20 +85,16 @@ class OptimizerStep {
   bool has_last_backward_ = false;           // since zero_grad()
   bool is_used_ = false;                     // an update has used the gradients; until zero_grad()
   std::optional<std::size_t> changed_by_{};  // the optimizer whose backward changed the reduced gradients
+  at::Tensor grad_norm_{};                   // of its last update in this step; undefined: not computed
   Outputs* evaluation_ = nullptr;            // outputs of the closure while minimize() runs it
 };
 
 /// One training step, as Task::optimize sees it: its micro-batches and its optimizers.
 class Step {
  public:
-  /// For the Trainer, which uses one object for all steps of a fit.
-  struct Context;
-  explicit Step(const Context& context);
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
-  /// A step begins, with these batches, which must live until the next one begins. `before`: the progress without it.
-  void begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at);
 
   std::span<const Batch> batches() const noexcept { return now_.batches->micro; }
   std::int64_t number() const noexcept { return now_.before.step; }
@@ -112,19 +109,19 @@ class Step {
   /// step: if its update is left out because its loss is not finite (optim.non_finite skip), they do not count.
   void add(const StepOutput& output);
 
-  /// For the Trainer, after optimize().
-  void end();
-
-  /// Records whether a backward of this step, with samples, had a loss.
-  bool backward_with_loss() const noexcept { return now_.with_loss; }
-  bool backward_without_loss() const noexcept { return now_.without_loss; }
-
-  /// Mean loss of the added outputs of this rank, the last gradient norm and learning rate.
-  StepResult result() const;
-
  private:
   friend class OptimizerStep;
+  friend struct StepAccess;  // src/trainer/step_context.h: for the loop
+  struct Context;
   struct Outputs;
+
+  explicit Step(const Context& context);
+  /// A step begins, with these batches, which must live until the next one begins. `before`: the progress without it.
+  void begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at);
+  /// After optimize().
+  void end();
+  /// Mean loss of the added outputs of this rank, gradient norms and learning rate.
+  StepResult result() const;
 
   std::int64_t samples_of(const StepOutput& output) const noexcept {
     return output.samples.value_or(now_.last_samples);
@@ -143,10 +140,9 @@ class Step {
     ScheduleStep at{};
     std::int64_t last_samples = 0;  // of the batch of the last forward
     at::Tensor inputs{};            // as StepResult::inputs
-    at::Tensor grad_norm{};
-    at::Tensor skipped{};    // 1: an update was left out; undefined: none can be
-    at::Tensor spike{};      // likewise
-    at::Tensor uncounted{};  // likewise: 1: its loss is not counted
+    at::Tensor skipped{};           // 1: an update was left out; undefined: none can be
+    at::Tensor spike{};             // likewise
+    at::Tensor uncounted{};         // likewise: 1: its loss is not counted
     bool with_loss = false;
     bool without_loss = false;
   };

@@ -31,9 +31,12 @@ struct TrainState {
 /// Results of one step as device tensors. The library never reads them, but `loss.item()` in a callback synchronizes
 /// with the device.
 struct StepResult {
-  at::Tensor loss{};       ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
-  at::Tensor count{};      ///< 0-dim; the number by which it is a mean (StepOutput::count); undefined: the samples
-  at::Tensor grad_norm{};  ///< 0-dim, before clipping; undefined without optim.max_grad_norm and spike.policy skip
+  at::Tensor loss{};   ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
+  at::Tensor count{};  ///< 0-dim; the number by which it is a mean (StepOutput::count); undefined: the samples
+  /// 0-dim, of all parameters that were updated, before clipping; undefined without optim.max_grad_norm and
+  /// spike.policy skip.
+  at::Tensor grad_norm{};
+  std::vector<at::Tensor> grad_norms{};  ///< of each of several optimizers; undefined: not updated. Empty with one
   at::Tensor inputs{};  ///< 0-dim; mean square of this rank's inputs; undefined if no spikes of it are looked for, or
                         ///< without any
   /// 0-dim: 1 if an update was left out because a gradient was not finite, or a loss; undefined without fp16_mixed and

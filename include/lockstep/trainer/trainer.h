@@ -16,8 +16,6 @@
 
 namespace [[gnu::visibility("default")]] lockstep {
 
-class Console;
-
 /// Trainer::validate, test or predict was stopped on request before its end, on every rank. In run() it ends the worker
 /// function like a stopped fit: exit code 75, 130 after Ctrl-C, or 0 if the program requested the stop.
 class Stopped final : public Error {
@@ -39,7 +37,7 @@ class Trainer {
   /// For a worker function of run(), or a program that creates its own session.
   explicit Trainer(Session& session);
   /// For embedding: any number of trainings with different plans in the same world. Each training needs its own run
-  /// directory. Reports go only to files and callbacks; warnings go to the log (set_log_level). In run() it
+  /// directory. Reports go only to files and callbacks; warnings go to the log (set_log_level, LogScope). In run() it
   /// shares the requests of the run, as Trainer(session) does: a signal stops it, and a stop of the kind `terminate`,
   /// such as that of a TimeLimit, also ends later fits. Elsewhere it has requests of its own.
   Trainer(const Plan& plan, World& world);

@@ -38,13 +38,13 @@ class World {
   World& operator=(World&&) noexcept;
   ~World();
 
-  int rank() const noexcept;
-  int size() const noexcept;
-  int local_rank() const noexcept;
-  int local_size() const noexcept;
-  int node() const noexcept;
-  int nodes() const noexcept;     ///< nodes may have different numbers of ranks
-  bool is_main() const noexcept;  ///< rank 0
+  int rank() const noexcept;        ///< from 0
+  int size() const noexcept;        ///< number of ranks
+  int local_rank() const noexcept;  ///< among those of this node
+  int local_size() const noexcept;  ///< number of ranks on this node
+  int node() const noexcept;        ///< from 0
+  int nodes() const noexcept;       ///< nodes may have different numbers of ranks
+  bool is_main() const noexcept;    ///< rank 0
   c10::Device device() const noexcept;
 
   // Data plane: tensors on device(). Throws: CommError naming the operation and the missing ranks.
@@ -53,16 +53,18 @@ class World {
   /// Collective. Tensors may differ in dimension 0 only. Returns a new tensor without a graph: rank 0's, rank
   /// 1's, ... along dimension 0; with one: all_gather_with_grad() of parallel/all_gather.h. Throws: Error (no dimension
   /// 0), CommError (exit 78: they differ in another dimension or in the dtype).
-  at::Tensor all_gather(const at::Tensor& tensor);
+  [[nodiscard]] at::Tensor all_gather(const at::Tensor& tensor);
 
   // Control plane: host values. `what` names the operation in messages.
   void barrier(std::string_view what);  ///< Collective.
-  bool any(bool value);                 ///< Collective.
-  bool all(bool value);                 ///< Collective.
+  bool any(bool value);                 ///< Collective. Whether it is true on at least one rank.
+  bool all(bool value);                 ///< Collective. Whether it is true on every rank.
   /// Collective. Returns the result, the same on all ranks.
   [[nodiscard]] double all_reduce(double value, Reduce op);
-  std::vector<std::string> gather(std::string_view bytes);            ///< Collective. Every rank's bytes on every rank.
-  std::string broadcast_bytes(std::string_view bytes, int root = 0);  ///< Collective.
+  /// Collective. Every rank's bytes, in the order of the ranks, on every rank.
+  [[nodiscard]] std::vector<std::string> gather(std::string_view bytes);
+  /// Collective. Returns those of `root`.
+  [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int root = 0);
   /// Collective. Rank 0 runs `work` while the others wait, however long it takes; then the others run it. If one rank
   /// throws, all ranks throw: an Error of this library with its type, text, hint and exit code, any other exception as
   /// a CommError with its text.

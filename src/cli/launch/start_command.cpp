@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/doctor/output.h"
 #include "cli/launch/plan_command.h"
 #include "cli/launch/run_command.h"
 #include "cli/launch/shell_words.h"
@@ -61,13 +63,16 @@ struct Question {
 /// Questions on standard error, answers from standard input.
 class Interview {
  public:
-  Interview() : interactive_(isatty(STDIN_FILENO) == 1 && isatty(STDERR_FILENO) == 1) {}
+  explicit Interview(const Variables& variables)
+      : interactive_(isatty(STDIN_FILENO) == 1 && isatty(STDERR_FILENO) == 1),
+        columns_(text_columns(probe_terminal(STDERR_FILENO, variables).width)) {}
 
   bool interactive() const noexcept { return interactive_; }
 
   void say(std::string_view text) const {
     if (interactive_) {
-      write_line(text);
+      const std::size_t indent = std::min(text.find_first_not_of(' '), text.size());
+      write_line(fmt::format("{:{}}{}", "", indent, wrap(text.substr(indent), indent, columns_)));
     }
   }
 
@@ -102,6 +107,7 @@ class Interview {
   }
 
   bool interactive_;
+  std::size_t columns_;
 };
 
 bool is_set(const Invocation& invocation, const std::string& name) {
@@ -143,7 +149,10 @@ std::vector<std::string> setting_words(const Invocation& invocation) {
 class Guide {
  public:
   Guide(StartRequest request, const Variables& variables)
-      : request_(std::move(request)), variables_(variables), hardware_(probe_hardware(variables)) {
+      : request_(std::move(request)),
+        variables_(variables),
+        hardware_(probe_hardware(variables)),
+        interview_(variables) {
     const auto nodes = parse_int(variables.get("SLURM_JOB_NUM_NODES").value_or("1")).value_or(1);
     slurm_job_ = variables.get("SLURM_JOB_ID").value_or("");
     job_nodes_ = static_cast<int>(std::clamp<std::int64_t>(nodes, 1, 65536));
@@ -351,7 +360,7 @@ class Guide {
   Hardware hardware_;
   std::string slurm_job_{};
   int job_nodes_ = 1;
-  Interview interview_{};
+  Interview interview_;
 };
 
 [[noreturn]] void become(std::vector<std::string> words, const Variables& variables) {

@@ -28,6 +28,26 @@ void require_metric_of_validation(std::string_view callback, std::string_view me
   }
 }
 
+/// Collective. The bits that are set on any rank.
+std::uint32_t set_on_any_rank(std::uint32_t bits, World& world) {
+  const at::Tensor places = at::arange(32, at::kLong);
+  const at::Tensor set = at::bitwise_right_shift(static_cast<std::int64_t>(bits), places).bitwise_and(1);
+  world.all_reduce(set, Reduce::max);
+  return static_cast<std::uint32_t>(at::bitwise_left_shift(set, places).sum().item<std::int64_t>());
+}
+
+void require_dense(std::string_view callback, std::string_view name, const at::Tensor& tensor) {
+  const char* const found = !tensor.defined()                                     ? "an undefined tensor"
+                            : tensor.is_nested()                                  ? "a nested tensor"
+                            : tensor.layout() != at::kStrided || tensor.is_meta() ? "a tensor without dense values"
+                                                                                  : nullptr;
+  if (found != nullptr) {
+    throw CheckpointError(
+        fmt::format("callback '{}' saved {} as '{}', expected a dense tensor", callback, found, printable(name)),
+        "let Callback::save() leave it out, or return it with to_dense()");
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(Stage stage) noexcept {
@@ -82,6 +102,10 @@ std::string_view to_string(Stage stage) noexcept {
       return "test_batch_end";
     case Stage::predict_batch_end:
       return "predict_batch_end";
+    case Stage::sanity_start:
+      return "sanity_start";
+    case Stage::sanity_end:
+      return "sanity_end";
     case Stage::evaluation_stopped:
       return "evaluation_stopped";
   }
@@ -117,12 +141,11 @@ void CallbackList::begin(World& world) {
     stages_ |= entry.stages;
     synchronized_stages_ |= entry.callback->is_light() ? 0 : entry.stages & ~kUnsynchronizedStages;
   }
-  has_any_ = !entries_.empty();
   WorldAccess::any_without_timeout(world, false);
-  for (const std::string& theirs : world.gather(std::to_string(synchronized_stages_))) {
-    synchronized_stages_ |= static_cast<std::uint32_t>(parse_int(theirs).value_or(0));
-  }
-  has_any_ = world.any(has_any_);
+  constexpr std::uint32_t kHasAny = 1U << 31;  // beside the stages
+  const std::uint32_t of_all = set_on_any_rank(synchronized_stages_ | (entries_.empty() ? 0 : kHasAny), world);
+  synchronized_stages_ = of_all & ~kHasAny;
+  has_any_ = (of_all & kHasAny) != 0;
 }
 
 void CallbackList::begin(const torch::nn::Module& module, World& world) {
@@ -216,6 +239,9 @@ NamedTensors CallbackList::save(World& world) const {
   for (const Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "save()");
     for (auto& [name, tensor] : entry.callback->save()) {
+      if (world.is_main()) {  // the state of the other ranks is not written
+        require_dense(entry.name, name, tensor);
+      }
       all.emplace_back(fmt::format("{}.{}", entry.name, name), tensor);
     }
   }

@@ -24,7 +24,7 @@ void check_metric_name(std::string_view name);
 /// The stage whose metrics include this one.
 Stage stage_of_metric(std::string_view name, const TrainConfig& config);
 
-/// Throws: Error if a metric of the training has a prefix that says something else.
+/// Throws: Error if a metric of a report, of the steps or of callbacks, has a prefix that says something else.
 void check_names_of_training(const Metrics& metrics, const TrainConfig& config, bool validates);
 
 /// Warns about metrics of a validation whose names have its prefix already: they are reported with two.

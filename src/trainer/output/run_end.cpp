@@ -71,9 +71,10 @@ void tell_times(const RunTimes& times, const TrainConfig& config, World& world, 
     return;
   }
   // A GPU may have work while its host waits for data.
-  const auto on_data = times.gpu.value_or(times.host).advice_on_data(config.data.workers, times.one_reader);
+  const TimeShares& of_steps = times.gpu ? *times.gpu : times.host;
+  const auto on_data = of_steps.advice_on_data(config.data.workers, times.one_reader);
   const auto on_calls = on_data ? std::nullopt : advice_on_calls(times.waits_for_calls);
-  for (const auto& advice : {on_data, on_calls, times.host.advice_on_saves()}) {
+  for (const auto& advice : {on_data, of_steps.advice_on_copies(config.data), on_calls, times.host.advice_on_saves()}) {
     if (advice) {
       log_info(*advice);
     }

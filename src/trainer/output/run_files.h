@@ -20,8 +20,8 @@ class RunFiles final : public MetricSink {
   /// Creates the run directory, whose absolute path is `directory`. If `on_main` is false, it writes nothing.
   RunFiles(const Plan& plan, std::filesystem::path directory, bool on_main);
   ~RunFiles() override;
-  /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step`,
-  /// makes the sinks of the program.
+  /// Call it before the training: writes config.toml, opens the metric files and removes rows after `resume_step` (-1:
+  /// all rows), makes the sinks of the program.
   void begin(std::int64_t resume_step, std::span<const MetricSinkFactory> own);
   void event(std::string_view name, const EventFields& fields);
   void write(std::int64_t step, std::span<const MetricValue> metrics) override;

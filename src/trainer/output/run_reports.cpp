@@ -104,12 +104,14 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   files_.write(now_.step, row);
 }
 
-void RunReports::restore_last(const Metrics& metrics) {
-  for (const auto& [name, value] : metrics) {
-    if (name != kEpochNumber && name != kSpeed) {
-      set_metric(last_, name, value);
+Metrics RunReports::last() const {
+  Metrics all = last_;
+  for (const auto& [name, value] : restored_) {
+    if (name != kEpochNumber && name != kSpeed && find_metric(all, name) == nullptr) {
+      all.emplace_back(name, value);
     }
   }
+  return all;
 }
 
 }  // namespace lockstep

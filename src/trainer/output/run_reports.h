@@ -54,9 +54,9 @@ class RunReports {
   /// Before the first step of a resumed run: what the step of the checkpoint had measured.
   void restore_step(Metrics metrics) { of_step_ = std::move(metrics); }
   /// At the beginning of a resumed run: what was measured before.
-  void restore_last(const Metrics& metrics);
-  /// The last value of each metric.
-  const Metrics& last() const noexcept { return last_; }
+  void restore_last(Metrics metrics) { restored_ = std::move(metrics); }
+  /// The last value of each metric, in the order of the reports; then what only earlier starts have measured.
+  Metrics last() const;
 
  private:
   World& world_;
@@ -67,7 +67,8 @@ class RunReports {
   std::int64_t window_samples_ = 0;  // at its beginning
   Clock::time_point window_began_{};
   Metrics of_step_{};
-  Metrics last_{};
+  Metrics last_{};      // in this start
+  Metrics restored_{};  // of an earlier one
 };
 
 /// Collective. Throws: CommError naming the rank whose metrics are not those of the others.

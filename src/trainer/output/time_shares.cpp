@@ -29,6 +29,7 @@ double TimeShares::of(Phase phase) const noexcept { return to_seconds(spent_.of(
 
 std::vector<std::pair<std::string_view, double>> TimeShares::parts() const {
   return {{"data", of(Phase::data)},
+          {"copy", of(Phase::copy)},
           {"forward", of(Phase::forward)},
           {"backward", of(Phase::backward)},
           {"optimizer", of(Phase::optimizer)},
@@ -70,6 +71,22 @@ std::optional<std::string> TimeShares::advice_on_data(int workers, bool one_read
       : workers == 0 ? "use --data.workers 1, so that the stream is read beside the steps"
                      : "one thread of each rank reads the stream, so let the stream read ahead in threads of its own";
   return fmt::format("waiting for data took {} of the time: {}", percent(data, total_), advice);
+}
+
+std::optional<std::string> TimeShares::advice_on_copies(const DataConfig& data) const {
+  const double copies = of(Phase::copy);
+  if (copies <= kMuch * total_) {
+    return std::nullopt;
+  }
+  const std::string advice = !data.pin_memory ? "use --data.pin_memory true, so that they run beside the steps"
+                             : data.workers == 0
+                                 ? "use --data.workers 1 or more, so that they begin before the step"
+                                 : fmt::format(
+                                       "raise --data.prefetch (now {}), or let batches have fewer bytes, such as "
+                                       "images of uint8 that the task converts",
+                                       data.prefetch);
+  return fmt::format("waiting for copies of batches to the GPU took {} of the time: {}", percent(copies, total_),
+                     advice);
 }
 
 std::optional<std::string> TimeShares::advice_on_saves() const {

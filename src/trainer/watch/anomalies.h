@@ -26,7 +26,10 @@ class Anomalies {
       : config_(config), world_(world), files_(files), spikes_(config.spike) {}
 
   /// Collective with a policy rollback. Before the first step.
-  void begin(const RunSnapshot::Parts& run, std::int64_t step) { take_snapshot(run, step); }
+  void begin(const RunSnapshot::Parts& run, std::int64_t step) {
+    spikes_.begin(run.strategy.optimizer_count());
+    take_snapshot(run, step);
+  }
   /// Records the results of a step. Does not wait for the device.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps. Waits for the

@@ -1,6 +1,7 @@
 #include "trainer/watch/finite_watch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <lockstep/tensor/named_tensors.h>
 
 #include "base/text.h"
+#include "tensor/host_number.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -212,10 +214,18 @@ at::Tensor FiniteWatch::Skips::take(c10::Device device) {
 }
 
 void FiniteWatch::Series::add(std::int64_t step, const at::Tensor& value) {
+  const auto number = number_on_host(value);
+  if (number && !std::isfinite(*number)) {
+    first_on_host_ = std::min(first_on_host_.value_or(step), step);
+  }
+  const bool has_more = value.defined() && !number;
   if (pending_.empty()) {
+    if (!has_more) {
+      return;
+    }
     begin_ = step;
   }
-  pending_.push_back(value);
+  pending_.push_back(has_more ? value : at::Tensor());
   if (pending_.size() == kMostPending) {
     fold();
   }
@@ -237,9 +247,10 @@ void FiniteWatch::Series::fold() {
 
 at::Tensor FiniteWatch::Series::take(c10::Device device) {
   fold();
-  const at::Tensor first = first_.defined() ? first_ : at::full({}, kNever, at::device(device).dtype(at::kLong));
-  first_.reset();
-  return first.to(device);
+  const std::int64_t on_host = std::exchange(first_on_host_, std::nullopt).value_or(kNever);
+  const at::Tensor first = at::full({}, on_host, at::device(device).dtype(at::kLong));
+  const at::Tensor pending = std::exchange(first_, {});
+  return pending.defined() ? at::minimum(first, pending.to(device)) : first;
 }
 
 }  // namespace lockstep

@@ -79,7 +79,7 @@ class FiniteWatch {
   const SkippedSteps& skipped() const noexcept { return skipped_; }
 
  private:
-  /// One number per step, on the device.
+  /// One number per step. On a CPU it is looked at once, on a device later.
   class Series {
    public:
     void add(std::int64_t step, const at::Tensor& value);
@@ -89,9 +89,10 @@ class FiniteWatch {
    private:
     void fold();
 
-    std::int64_t begin_ = 0;             // step of the first element of pending_
-    std::vector<at::Tensor> pending_{};  // 0-dim; undefined: the rank had no value in that step
-    at::Tensor first_{};
+    std::optional<std::int64_t> first_on_host_{};  // of the numbers that were looked at
+    std::int64_t begin_ = 0;                       // step of the first element of pending_
+    std::vector<at::Tensor> pending_{};            // 0-dim; undefined: that step has nothing to look at
+    at::Tensor first_{};                           // of those that were pending
   };
 
   /// Which steps were skipped, on the device.

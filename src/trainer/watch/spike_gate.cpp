@@ -1,6 +1,7 @@
 #include "trainer/watch/spike_gate.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -32,6 +33,62 @@ std::string Spike::text() const {
 }
 
 at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const Values& found) {
+  return found.loss.is_cpu() && found.grad_norm.is_cpu() ? check_on_host(step, optimizer, found)
+                                                         : check_by_operations(step, optimizer, found);
+}
+
+at::Tensor SpikeGate::check_on_host(std::int64_t step, std::size_t optimizer, const Values& found) {
+  const c10::NoGradGuard no_grad;
+  const Windows& windows = windows_of(optimizer);
+  const std::size_t rows = names_.size();
+  const auto size = static_cast<std::size_t>(config_.window);
+  auto* const kept = windows.values.mutable_data_ptr<double>();
+  auto* const counts = windows.counts.mutable_data_ptr<double>();
+  const at::Tensor judged = at::empty({4, std::ssize(names_)}, at::kDouble);
+  auto* const values = judged.mutable_data_ptr<double>();
+  auto* const means = values + rows;
+  auto* const z_scores = means + rows;
+  auto* const spikes = z_scores + rows;
+  // Sums and roots are operations: those of the standard library have other last bits.
+  if (config_.inputs) {
+    const auto root = found.inputs.detach().to(at::kDouble).sqrt().item<double>();
+    values[0] = root > kLargestInput ? kLargestInput : root;  // NaN stays
+  }
+  values[rows - 2] = found.loss.item<double>();
+  values[rows - 1] = found.grad_norm.item<double>();
+  const at::Tensor sums = windows.values.sum(1);
+  const at::Tensor squares = at::zeros_like(windows.values);
+  for (std::size_t i = 0; i < rows; ++i) {
+    means[i] = sums.const_data_ptr<double>()[i] / std::max(counts[i], 1.0);
+    for (std::size_t place = size - static_cast<std::size_t>(counts[i]); place < size; ++place) {
+      const double difference = kept[i * size + place] - means[i];
+      squares.mutable_data_ptr<double>()[i * size + place] = difference * difference;
+    }
+  }
+  const at::Tensor deviations = squares.sum(1).div_(windows.counts.clamp_min(1)).sqrt_();
+  bool is_any = false;
+  for (std::size_t i = 0; i < rows; ++i) {
+    const double deviation = std::max(deviations.const_data_ptr<double>()[i],
+                                      std::max(std::abs(means[i]), kLeastSpikeDeviation) * kLeastSpikeDeviation);
+    const double limit = means[i] + config_.z_score * deviation;
+    const bool is_finite = std::isfinite(values[i]);  // FiniteWatch finds the others
+    const bool is_spike = is_finite && counts[i] >= fewest() && values[i] > limit;
+    z_scores[i] = (values[i] - means[i]) / deviation;
+    spikes[i] = is_spike ? 1 : 0;
+    is_any = is_any || is_spike;
+    if (is_finite) {
+      double* const row = kept + i * size;
+      std::copy(row + 1, row + size, row);
+      row[size - 1] = is_spike ? limit : values[i];
+      counts[i] = std::min(counts[i] + 1, static_cast<double>(size));
+    }
+  }
+  steps_.push_back(step);
+  pending_.push_back(judged);
+  return at::scalar_tensor(is_any ? 1 : 0, at::kFloat);
+}
+
+at::Tensor SpikeGate::check_by_operations(std::int64_t step, std::size_t optimizer, const Values& found) {
   const c10::NoGradGuard no_grad;
   Windows& windows = windows_of(optimizer);
   if (!age_.defined()) {
@@ -53,8 +110,7 @@ at::Tensor SpikeGate::check(std::int64_t step, std::size_t optimizer, const Valu
   const at::Tensor deviations = at::maximum((squares / divisors).sqrt_(), least);
   const at::Tensor limits = means + config_.z_score * deviations;
   const at::Tensor are_finite = values.isfinite();  // FiniteWatch finds the others
-  const auto fewest = static_cast<double>(std::min(static_cast<std::int64_t>(kFewestForSpikes), config_.window));
-  const at::Tensor spikes = are_finite.logical_and(counts >= fewest).logical_and_(values > limits);
+  const at::Tensor spikes = are_finite.logical_and(counts >= fewest()).logical_and_(values > limits);
   const at::Tensor kept = at::where(spikes, limits, values).unsqueeze(1);
   const at::Tensor moved = at::cat({before.slice(1, 1), kept}, 1);
   windows.values = at::where(are_finite.unsqueeze(1), moved, before);
@@ -102,7 +158,7 @@ NamedTensors SpikeGate::save() const {
       const auto row = static_cast<std::int64_t>(i);
       const auto size = counts[row].item<std::int64_t>();
       state.emplace_back(fmt::format("{}.{}", optimizer, names_[i]),
-                         values[row].narrow(0, config_.window - size, size).contiguous());
+                         values[row].narrow(0, config_.window - size, size).clone());
     }
   }
   return state;

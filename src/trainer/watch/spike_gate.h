@@ -1,7 +1,8 @@
-// Decides on the device, before an update, whether the inputs, the loss or the gradient norm are a spike: spike.policy
-// skip. No step waits for the device.
+// Decides before an update whether the inputs, the loss or the gradient norm are a spike: spike.policy skip. On the
+// device of the model, so that no step waits for it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -56,10 +57,10 @@ class SpikeGate {
   /// Returns 1 if the update has to be skipped, else 0: 0-dim float32 on the device of the values. Each optimizer has
   /// windows of its own.
   at::Tensor check(std::int64_t step, std::size_t optimizer, const Values& found);
+  /// What check() does if the values are not on the CPU. Flags and windows are the same bit for bit.
+  at::Tensor check_by_operations(std::int64_t step, std::size_t optimizer, const Values& found);
   /// The steps that were skipped since the last call, without `ids` and `rank`. Waits for the device.
   std::vector<Spike> take_skipped(const World& world);
-
-  bool has_one_optimizer() const noexcept { return windows_.size() == 1; }
 
   /// The windows, by "<optimizer>.<name>".
   NamedTensors save() const;
@@ -73,6 +74,12 @@ class SpikeGate {
   };
 
   Windows& windows_of(std::size_t optimizer);
+  /// For small models, operations on tensors cost much more than their arithmetic.
+  at::Tensor check_on_host(std::int64_t step, std::size_t optimizer, const Values& found);
+  /// From so many values on a standard deviation says something.
+  double fewest() const {
+    return static_cast<double>(std::min(static_cast<std::int64_t>(kFewestForSpikes), config_.window));
+  }
 
   SpikeConfig config_;
   std::span<const std::string_view> names_;

@@ -187,7 +187,7 @@ bool SpikeWatch::is_above_limit(const Spike& spike) const {
 
 // The loss that a task reports can be another one than that of its second optimizer.
 void SpikeWatch::name_ranks(const std::vector<Spike*>& spikes, World& world) const {
-  if (spikes.empty() || world.size() == 1 || (gate_ && !gate_->has_one_optimizer())) {
+  if (spikes.empty() || world.size() == 1 || (gate_ && !has_one_optimizer_)) {
     return;
   }
   std::string mine;  // a letter per spike

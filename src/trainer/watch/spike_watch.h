@@ -2,6 +2,7 @@
 // for the device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -30,6 +31,8 @@ class SpikeWatch {
     }
   }
 
+  /// Before the first step. `optimizers`: of the task.
+  void begin(std::size_t optimizers) noexcept { has_one_optimizer_ = optimizers == 1; }
   /// Records the results of a step. Steps must be consecutive. Does nothing without spike.z_score.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
   /// Collective. Checks the steps since the last call. Waits for the device.
@@ -74,6 +77,7 @@ class SpikeWatch {
 
   SpikeConfig config_;
   std::optional<SpikeGate> gate_{};  // looks at the values before the update instead
+  bool has_one_optimizer_ = true;
   std::vector<Spike> skipped_{};
   std::optional<Spike> lowers_{};         // why the next report lowers the learning rates
   std::int64_t begin_ = 0;                // step of the first pending value

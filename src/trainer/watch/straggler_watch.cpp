@@ -91,7 +91,11 @@ StragglerWatch::StragglerWatch(World& world, std::string host)
       gpu_before_(clock_.times()),
       gpu_steps_before_(clock_.steps()) {}
 
-void StragglerWatch::begin_step() { began_ = record_.times(); }
+void StragglerWatch::begin_step() {
+  if (world_.size() > 1) {
+    began_ = record_.times();
+  }
+}
 
 std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
   if (world_.size() == 1) {

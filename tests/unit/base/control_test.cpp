@@ -7,6 +7,7 @@
 
 #include <lockstep/base/control.h>
 
+#include "base/control_access.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -40,8 +41,8 @@ TEST(TrainControl, LetsASignalReplaceTheProgramsOwnStop) {
   control.request_stop_from_signal(StopKind::terminate);
   EXPECT_EQ(control.stop_requested(), StopKind::terminate);
   EXPECT_EQ(control.stop_reason(), "a signal requested a stop");
-  control.begin_fit();
-  control.end_fit();
+  TrainControlAccess::begin_fit(control);
+  TrainControlAccess::end_fit(control);
   EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for every fit";
 }
 
@@ -49,11 +50,11 @@ TEST(TrainControl, ForgetsTheProgramsRequestsAtTheEndOfAFit) {
   TrainControl control;
   control.request_stop("early stopping");
   control.request_checkpoint();
-  control.begin_fit();
-  EXPECT_TRUE(control.in_fit());
+  TrainControlAccess::begin_fit(control);
+  EXPECT_TRUE(TrainControlAccess::in_fit(control));
   EXPECT_EQ(control.stop_reason(), "early stopping") << "a request from before a fit is for it";
-  control.end_fit();
-  EXPECT_FALSE(control.in_fit());
+  TrainControlAccess::end_fit(control);
+  EXPECT_FALSE(TrainControlAccess::in_fit(control));
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   EXPECT_EQ(control.stop_reason(), "");
   EXPECT_FALSE(control.take_checkpoint_request());
@@ -63,41 +64,41 @@ TEST(TrainControl, ForgetsTheProgramsRequestsAtTheEndOfAFit) {
 
 TEST(TrainControl, AFitInsideAnotherOneHasRequestsOfItsOwn) {
   TrainControl control;
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   control.request_stop("of the outer one");
   control.request_checkpoint();
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   EXPECT_FALSE(control.take_checkpoint_request());
   control.request_stop("of the inner one");
-  control.end_fit();
-  EXPECT_TRUE(control.in_fit());
+  TrainControlAccess::end_fit(control);
+  EXPECT_TRUE(TrainControlAccess::in_fit(control));
   EXPECT_EQ(control.stop_reason(), "of the outer one");
   EXPECT_TRUE(control.take_checkpoint_request());
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   control.request_stop_from_signal(StopKind::terminate);
-  control.end_fit();
+  TrainControlAccess::end_fit(control);
   EXPECT_EQ(control.stop_requested(), StopKind::terminate) << "a signal is for both";
 }
 
 TEST(TrainControl, StopsAtATimeUntilTheEndOfTheFit) {
   const auto now = std::chrono::steady_clock::now();
   TrainControl control;
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   control.request_stop_at(now + std::chrono::hours(1), "late", StopKind::terminate);
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   control.request_stop_at(now + std::chrono::milliseconds(20), "soon");
   control.request_stop_at(now + std::chrono::hours(2), "later");
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   while (control.stop_requested() == StopKind::none) {
   }
   EXPECT_GE(std::chrono::steady_clock::now() - now, std::chrono::milliseconds(20));
   EXPECT_EQ(control.stop_reason(), "soon");
-  control.end_fit();
+  TrainControlAccess::end_fit(control);
   EXPECT_EQ(control.stop_requested(), StopKind::program) << "the fit around it, too";
   EXPECT_EQ(control.stop_reason(), "soon");
-  control.end_fit();
-  control.begin_fit();
+  TrainControlAccess::end_fit(control);
+  TrainControlAccess::begin_fit(control);
   EXPECT_EQ(control.stop_requested(), StopKind::none);
   control.request_stop_at(now, "late", StopKind::terminate);
   EXPECT_EQ(control.stop_reason(), "late") << "its time is over";
@@ -106,18 +107,18 @@ TEST(TrainControl, StopsAtATimeUntilTheEndOfTheFit) {
 // A stop would be for either of them, and the fit that begins would take it from the other one.
 TEST(TrainControl, RefusesFitsOfTwoThreads) {
   TrainControl control;
-  control.begin_fit();
+  TrainControlAccess::begin_fit(control);
   control.request_stop("of this thread");
   std::string refusal;
-  std::thread([&] { refusal = message_of<ConfigError>([&] { control.begin_fit(); }); }).join();
+  std::thread([&] { refusal = message_of<ConfigError>([&] { TrainControlAccess::begin_fit(control); }); }).join();
   EXPECT_THAT(refusal, testing::HasSubstr("a fit in another thread uses this TrainControl"));
   EXPECT_EQ(control.stop_reason(), "of this thread");
-  control.end_fit();
+  TrainControlAccess::end_fit(control);
   std::thread([&] {
-    control.begin_fit();
-    control.end_fit();
+    TrainControlAccess::begin_fit(control);
+    TrainControlAccess::end_fit(control);
   }).join();
-  EXPECT_FALSE(control.in_fit());
+  EXPECT_FALSE(TrainControlAccess::in_fit(control));
 }
 
 TEST(TrainControl, CopiesShareRequests) {

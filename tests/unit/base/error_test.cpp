@@ -1,3 +1,8 @@
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
@@ -27,6 +32,43 @@ TEST(ErrorText, ShowsWhatAndHint) {
             "error: std::runtime_error: expected scalar type Long but found Int\n"
             "  hint: labels and indices are int64: convert them with .to(torch::kLong); "
             "TORCH_SHOW_CPP_STACKTRACES=1 shows LibTorch's stack");
+}
+
+TEST(ErrorText, NamesTheCausesOfANestedException) {
+  const auto text_of = [](auto outer) {
+    try {
+      try {
+        try {
+          throw 42;
+        } catch (...) {
+          std::throw_with_nested(DataError("cannot read x.bin"));
+        }
+      } catch (...) {
+        std::throw_with_nested(outer);
+      }
+    } catch (const std::exception& error) {
+      return error_text(error);
+    }
+    return std::string();
+  };
+  EXPECT_EQ(
+      text_of(std::runtime_error("no batch")),
+      "error: std::runtime_error: no batch: caused by cannot read x.bin: caused by unknown exception of type int");
+  EXPECT_EQ(text_of(IoError("no batch", "look at the disk")),
+            "error: no batch: caused by cannot read x.bin: caused by unknown exception of type int\n"
+            "  hint: look at the disk");
+  EXPECT_THAT(text_of(ConfigError("no batch")), testing::HasSubstr("error: no batch: caused by cannot read x.bin"));
+  EXPECT_EQ(text_of(ConfigError(std::vector<Problem>{{"--lr x", "use 0.1"}, {"--seed -1", ""}})),
+            "error: --lr x\n  hint: use 0.1\nerror: --seed -1\n"
+            "caused by cannot read x.bin: caused by unknown exception of type int");
+}
+
+// Such as an object that is nested, but was made outside of a handler.
+TEST(ErrorText, OfANestedExceptionWithoutACauseIsItsOwn) {
+  struct Alone : std::runtime_error, std::nested_exception {
+    Alone() : std::runtime_error("alone") {}
+  };
+  EXPECT_THAT(error_text(Alone()), testing::EndsWith("Alone: alone"));
 }
 
 TEST(ErrorText, HasNoCommandsToTheTerminal) {

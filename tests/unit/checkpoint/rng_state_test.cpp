@@ -20,7 +20,7 @@ using testing::ThrowsMessage;
 std::int64_t draw() { return at::randint(std::int64_t{1} << 40, {1}, at::kLong).item<std::int64_t>(); }
 
 TEST(RngState, RestoresTheSequence) {
-  seed_rng(1, 0, 0, at::kCPU);
+  seed_rng({.seed = 1}, at::kCPU);
   at::randn({7});  // leaves half of a pair of normal numbers behind
   const at::Tensor state = rng_state(at::kCPU);
   EXPECT_EQ(state.scalar_type(), at::kByte);
@@ -46,9 +46,9 @@ TEST(RngState, RejectsInvalidBytes) {
 TEST(RestoreRng, RestoresAStateThatFitsAndSeedsOtherwise) {
   const at::Tensor state = rng_state(at::kCPU);
   const std::int64_t next = draw();
-  restore_rng(state, /*seed=*/7, /*rank=*/1, /*step=*/30, at::kCPU);
+  restore_rng(state, {.seed = 7, .rank = 1, .step = 30}, at::kCPU);
   EXPECT_EQ(draw(), next);
-  seed_rng(7, 1, 30, at::kCPU);
+  seed_rng({.seed = 7, .rank = 1, .step = 30}, at::kCPU);
   const std::int64_t seeded = draw();
   EXPECT_NE(seeded, next);
   for (const auto& [other, why] :
@@ -56,11 +56,12 @@ TEST(RestoreRng, RestoresAStateThatFitsAndSeedsOtherwise) {
         std::pair(at::cat({state, at::zeros({16}, at::kByte)}), "saved on another kind of device than cpu")}) {
     draw();
     CapturedStderr captured;
-    restore_rng(other, 7, 1, 30, at::kCPU);
+    restore_rng(other, {.seed = 7, .rank = 1, .step = 30}, at::kCPU);
     EXPECT_THAT(captured.text(), HasSubstr(why));
     EXPECT_EQ(draw(), seeded) << why;
   }
-  EXPECT_THROW(restore_rng(at::full_like(state, 255), 7, 1, 30, at::kCPU), CheckpointError) << "it is damaged";
+  EXPECT_THROW(restore_rng(at::full_like(state, 255), {.seed = 7, .rank = 1, .step = 30}, at::kCPU), CheckpointError)
+      << "it is damaged";
 }
 
 TEST(SeedRng, GivesEachSeedRankAndStepItsOwnNumbers) {
@@ -68,13 +69,13 @@ TEST(SeedRng, GivesEachSeedRankAndStepItsOwnNumbers) {
   for (const std::uint64_t seed : {0U, 1U, 42U}) {
     for (const int rank : {0, 1, 2}) {
       for (const std::int64_t step : {0, 1, 2}) {
-        seed_rng(seed, rank, step, at::kCPU);
+        seed_rng({.seed = seed, .rank = rank, .step = step}, at::kCPU);
         drawn.insert(draw());
       }
     }
   }
   EXPECT_EQ(drawn.size(), 27U);
-  seed_rng(42, 2, 2, at::kCPU);
+  seed_rng({.seed = 42, .rank = 2, .step = 2}, at::kCPU);
   EXPECT_TRUE(drawn.contains(draw()));
 }
 

@@ -544,6 +544,16 @@ TEST_F(Start, AsksOnATerminalAndAsksAgainAfterAWrongAnswer) {
   EXPECT_EQ(terminal.wait(), 0);
 }
 
+// The first line says why there is no GPU.
+TEST_F(Start, BreaksItsLinesBetweenWords) {
+  OnTerminal terminal(on_terminal("./train"), no_gpu_, /*columns=*/60);
+  ASSERT_TRUE(terminal.read_until("An empty answer takes the value in [ ].")) << terminal.screen;
+  EXPECT_THAT(terminal.screen, HasSubstr("This machine has "));
+  for (const std::string& line : split(terminal.screen, '\n')) {
+    EXPECT_LE(trim(line).size(), 60U) << line;
+  }
+}
+
 TEST_F(Start, FindsARunAndOffersToResumeIt) {
   std::filesystem::create_directories(temp_.path() / "runs/train/checkpoints/step-0000000500");
   std::ofstream(temp_.path() / "runs/train/run.json") << "{}";

@@ -351,8 +351,8 @@ TEST(ParseInvocation, TakesStepsAsANumberOrAPart) {
 }
 
 TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
-  // Flags of OneTrainer's fork, of Lightning's Trainer and its callbacks, of perceptrain, of accelerate launch and of
-  // torchrun. A flag with the name of a setting needs no hint.
+  // Flags of OneTrainer's fork, of Lightning's Trainer and its callbacks, of perceptrain, of accelerate launch, of
+  // Accelerator and of torchrun. A flag with the name of a setting needs no hint.
   constexpr std::string_view kFlags[] = {
       "config-path num-gpus spawn port distributed-backend distributed-data-loading backend master_addr master_port "
       "detect_nvlink data_strategy cache_strategy find_unused_parameters gradient_as_bucket_view bucket_cap_mb "
@@ -376,7 +376,12 @@ TEST(ForeignNames, KnowTheFlagsOfOtherLaunchers) {
       "config_file num_processes num_machines machine_rank main_process_ip main_process_port mixed_precision multi_gpu "
       "gpu_ids same_network rdzv_backend rdzv_conf max_restarts monitor_interval no_python main_training_function "
       "num_cpu_threads_per_process enable_cpu_affinity use_deepspeed use_fsdp use_megatron_lm dynamo_backend "
-      "downcast_bf16 cpu",
+      "downcast_bf16 cpu tpu use_xpu dynamo_mode",
+      "device_placement split_batches gradient_accumulation_steps dataloader_config deepspeed_plugin fsdp_plugin "
+      "megatron_lm_plugin torch_tp_plugin parallelism_config rng_types log_with project_dir project_config "
+      "step_scheduler_with_optimizer kwargs_handlers dynamo_plugin even_batches dispatch_batches use_seedable_sampler "
+      "use_stateful_dataloader non_blocking data_seed logging_dir total_limit automatic_checkpoint_naming "
+      "save_on_each_node gradient_accumulation_plugin",
       "nproc_per_node nnodes node_rank standalone rdzv_endpoint rdzv_id start_method role run_path log_dir redirects "
       "tee local_addr local_ranks_filter logs_specs numa_binding"};
   for (const std::string_view flags : kFlags) {

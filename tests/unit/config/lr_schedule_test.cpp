@@ -85,6 +85,16 @@ TEST(LrSchedule, ChangesOncePerEpochWhenAsked) {
   expect_factors("warmup:5+linear:for=50,per=epoch", {{5, 1}, {9, 1}, {10, 0.9}, {19, 0.9}, {20, 0.7}, {55, 0}});
 }
 
+// 2 epochs of 9 steps, then epochs of one step: at step 18 two epochs are done, and at step 22 six of them.
+TEST(LrSchedule, CountsEpochsThatHadOtherLengths) {
+  const ScheduleStep run{.total_steps = 24, .steps_per_epoch = 1, .epochs_from = 16};
+  expect_factors("step:4ep", {{18, 1}, {19, 1}, {20, 0.1}, {23, 0.1}}, run);
+  expect_factors("linear:per=epoch", {{18, 0.75}, {20, 0.5}}, run);
+  expect_factors("constant:for=3ep+constant:factor=0.5", {{18, 1}, {19, 0.5}}, run);
+  expect_factors("linear", {{12, 0.5}, {18, 0.25}}, run);  // no epochs: the part of the steps
+  expect_factors("warmup:10+step:4ep", {{18, 1}, {19, 1}, {20, 0.1}}, run);
+}
+
 TEST(LrSchedule, TakesAFunction) {
   const LrSchedule own("halves", [](const ScheduleStep& at) { return at.step < 2 ? 1 : 0.5; });
   EXPECT_EQ(own.text(), "halves");

@@ -15,6 +15,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/epoch_begin.h"
+#include "support/borrowed.h"
 #include "support/message_of.h"
 
 namespace lockstep {
@@ -69,7 +70,7 @@ TEST(CombinedLoader, SupportsLightningsFourModes) {
   for (const Shape& shape : kShapes) {
     DataLoader a = loader_of(100, 4, 2, world);
     DataLoader b = loader_of(200, 14, 3, world, /*workers=*/1);
-    CombinedLoader both({&a, &b}, shape.mode);
+    CombinedLoader both({borrowed(a), borrowed(b)}, shape.mode);
     EXPECT_EQ(both.steps_per_epoch(), shape.steps);
     for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
       Ids of_b;
@@ -105,9 +106,9 @@ TEST(CombinedLoader, HasLoadersWithPartsOfTheirOwnSteps) {
   };
   DataLoader a = loader(8);
   DataLoader b = loader(20);
-  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::min_size).steps_per_epoch(), 2);
-  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::max_size).steps_per_epoch(), 5);
-  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::sequential).steps_per_epoch(), 7);
+  EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::min_size).steps_per_epoch(), 2);
+  EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::max_size).steps_per_epoch(), 5);
+  EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::sequential).steps_per_epoch(), 7);
 }
 
 TEST(CombinedLoader, ContinuesAnywhere) {
@@ -115,7 +116,7 @@ TEST(CombinedLoader, ContinuesAnywhere) {
   for (const Shape& shape : kShapes) {
     DataLoader a = loader_of(100, 4, 2, world);
     DataLoader b = loader_of(200, 14, 3, world, /*workers=*/1);
-    CombinedLoader both({&a, &b}, shape.mode);
+    CombinedLoader both({borrowed(a), borrowed(b)}, shape.mode);
     std::vector<LoaderPosition> positions = {both.position()};
     std::vector<Step> steps;
     for (int i = 0; i < 20; ++i) {
@@ -154,7 +155,7 @@ TEST(CombinedLoader, KeepsTheBytesOfAPosition) {
   const std::string bytes("\x07\x80\xff\0end", 7);
   DataLoader loader = loader_of(100, 4, 2, world);
   WithBytes source(loader, bytes);
-  CombinedLoader both({&source}, CombineMode::min_size);
+  CombinedLoader both({borrowed(source)}, CombineMode::min_size);
   take(both);
   both.seek(both.position());
   EXPECT_EQ(source.sought, bytes);
@@ -166,7 +167,7 @@ TEST(CombinedLoader, GoesBackToTheBeginningOfItsEpoch) {
   for (const Shape& shape : kShapes) {
     DataLoader a = loader_of(100, 4, 2, world);
     DataLoader b = loader_of(200, 14, 3, world);
-    CombinedLoader both({&a, &b}, shape.mode);
+    CombinedLoader both({borrowed(a), borrowed(b)}, shape.mode);
     for (std::int64_t i = 0; i < 2 * shape.steps; ++i) {
       take(both);
     }
@@ -179,7 +180,7 @@ TEST(CombinedLoader, GoesBackToTheBeginningOfItsEpoch) {
 
     DataLoader again_a = loader_of(100, 4, 2, world);
     DataLoader again_b = loader_of(200, 14, 3, world);
-    CombinedLoader resumed({&again_a, &again_b}, shape.mode);
+    CombinedLoader resumed({borrowed(again_a), borrowed(again_b)}, shape.mode);
     resumed.seek(inside);
     seek_epoch_begin(resumed);
     EXPECT_EQ(take(resumed), first) << "mode " << static_cast<int>(shape.mode) << " after a resume";
@@ -192,7 +193,7 @@ TEST(CombinedLoader, BeginsWithWholeEpochsOfLoadersThatTheProgramHasLookedAt) {
   for (const Shape& shape : kShapes) {
     DataLoader a = loader_of(100, 4, 2, world);
     DataLoader b = loader_of(200, 14, 3, world);
-    CombinedLoader fresh({&a, &b}, shape.mode);
+    CombinedLoader fresh({borrowed(a), borrowed(b)}, shape.mode);
     const Step expected = take(fresh);
     for (const bool before : {true, false}) {
       DataLoader seen_a = loader_of(100, 4, 2, world);
@@ -205,7 +206,7 @@ TEST(CombinedLoader, BeginsWithWholeEpochsOfLoadersThatTheProgramHasLookedAt) {
       if (before) {
         look();
       }
-      CombinedLoader both({&seen_a, &seen_b}, shape.mode);
+      CombinedLoader both({borrowed(seen_a), borrowed(seen_b)}, shape.mode);
       if (!before) {
         look();
       }
@@ -221,8 +222,8 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   DataLoader a = loader_of(100, 4, 2, world);
   DataLoader b = loader_of(200, 6, 2, world);
   DataLoader c = loader_of(300, 2, 2, world);
-  CombinedLoader ab({&a, &b}, CombineMode::sequential);
-  CombinedLoader all({&ab, &c}, CombineMode::min_size);
+  CombinedLoader ab({borrowed(a), borrowed(b)}, CombineMode::sequential);
+  CombinedLoader all({borrowed(ab), borrowed(c)}, CombineMode::min_size);
   EXPECT_TRUE(take(all).ends_epoch);
   EXPECT_EQ(ab.position().epoch, 1);
   const LoaderPosition position = all.position();
@@ -252,13 +253,13 @@ TEST(CombinedLoader, EndsTheEpochThatIsOverWithAnotherGlobalBatch) {
                                                                {CombineMode::sequential, 0, {1}}}) {
     DataLoader a = loader(40, 8);
     DataLoader b = loader(160, 8);
-    CombinedLoader before({&a, &b}, mode);
+    CombinedLoader before({borrowed(a), borrowed(b)}, mode);
     for (int step = 0; step < 4; ++step) {
       take(before);
     }
     DataLoader larger_a = loader(40, 16);
     DataLoader larger_b = loader(160, 16);
-    CombinedLoader after({&larger_a, &larger_b}, mode);
+    CombinedLoader after({borrowed(larger_a), borrowed(larger_b)}, mode);
     after.seek(before.position());
     EXPECT_EQ(after.position().epoch, epoch);
     const Step step = take(after);
@@ -274,9 +275,9 @@ TEST(CombinedLoader, HasTheGlobalBatchOfItsSteps) {
   DataLoader a = loader_of(100, 20, 2, world);
   DataLoader b = loader_of(200, 30, 5, world);
   for (const CombineMode mode : {CombineMode::min_size, CombineMode::max_size_cycle, CombineMode::max_size}) {
-    EXPECT_EQ(CombinedLoader({&a, &b}, mode).position().global_batch, 7);
+    EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, mode).position().global_batch, 7);
   }
-  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::sequential).position().global_batch, 5);
+  EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::sequential).position().global_batch, 5);
 }
 
 /// Gives steps of one sample, and then none.
@@ -310,7 +311,7 @@ TEST(CombinedLoader, StaysAtTheStepThatALoaderCouldNotGive) {
   for (const CombineMode mode : {CombineMode::min_size, CombineMode::max_size_cycle, CombineMode::max_size}) {
     DataLoader a = loader_of(100, 4, 2, world);
     DataLoader b(data, {.batch = {.batch_size = 2, .global_batch_size = 2}, .data = {.workers = 0}}, world);
-    CombinedLoader both({&a, &b}, mode);
+    CombinedLoader both({borrowed(a), borrowed(b)}, mode);
     take(both);
     const LoaderPosition position = both.position();
     const Step expected = take(both);  // the last step of an epoch of `a`
@@ -331,7 +332,7 @@ TEST(CombinedLoader, StaysAtTheStepBeforeWhichALoaderEnded) {
   World world = World::single(c10::kCPU);
   DataLoader a = loader_of(100, 20, 2, world);
   Ending b(3);
-  CombinedLoader both({&a, &b}, CombineMode::min_size);
+  CombinedLoader both({borrowed(a), borrowed(b)}, CombineMode::min_size);
   for (int step = 0; step < 3; ++step) {
     take(both);
   }
@@ -347,15 +348,16 @@ TEST(CombinedLoader, HasTheFingerprintsOfItsLoaders) {
   DataLoader a = loader_of(100, 4, 2, world);
   DataLoader b = loader_of(200, 6, 2, world);
   EXPECT_THAT(a.fingerprint(), testing::StartsWith("4 samples"));
-  EXPECT_EQ(CombinedLoader({&a, &b}, CombineMode::min_size).fingerprint(), a.fingerprint() + " + " + b.fingerprint());
+  EXPECT_EQ(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::min_size).fingerprint(),
+            a.fingerprint() + " + " + b.fingerprint());
 }
 
 TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   World world = World::single(c10::kCPU);
   DataLoader a = loader_of(100, 4, 2, world);
   DataLoader b = loader_of(200, 6, 2, world);
-  CombinedLoader both({&a, &b}, CombineMode::min_size);
-  CombinedLoader one({&a}, CombineMode::min_size);
+  CombinedLoader both({borrowed(a), borrowed(b)}, CombineMode::min_size);
+  CombinedLoader one({borrowed(a)}, CombineMode::min_size);
   EXPECT_THROW(both.seek(one.position()), CheckpointError);
   EXPECT_THROW(both.seek({.consumed = 2}), CheckpointError);
   for (const auto& [state, reason] : std::vector<std::pair<std::string, std::string>>{

@@ -1,4 +1,5 @@
 #include <any>
+#include <exception>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -182,6 +183,17 @@ TEST(SampleDataset, NamesTheSampleThatThrew) {
             "sample 31: std::runtime_error: bad JPEG");
   EXPECT_EQ(message_of<DataError>([&] { throwing([] { throw IoError("a.png: no such file"); })->get(Ids{31}, {}); }),
             "sample 31: a.png: no such file");
+  EXPECT_EQ(message_of<DataError>([&] { throwing([] { throw 42; })->get(Ids{31}, {}); }),
+            "sample 31: unknown exception of type int");
+  const auto nested = [] {
+    try {
+      throw std::runtime_error("the disk is away");
+    } catch (...) {
+      std::throw_with_nested(std::runtime_error("bad JPEG"));
+    }
+  };
+  EXPECT_EQ(message_of<DataError>([&] { throwing(nested)->get(Ids{31}, {}); }),
+            "sample 31: std::runtime_error: bad JPEG: caused by std::runtime_error: the disk is away");
   const std::string torch_message =
       message_of<DataError>([&] { throwing([] { at::ones({2}).view({3}); })->get(Ids{31}, {}); });
   EXPECT_THAT(torch_message, HasSubstr("sample 31: c10::Error: shape '[3]' is invalid"));

@@ -97,20 +97,20 @@ TEST(FileDatasets, ReadMnist) {
     images += static_cast<char>(i * 20);
   }
   write_text(dir.path() / "train-images-idx3-ubyte", idx_header({3, 2, 2}) + images);
-  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }),
+  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), DatasetPart::train); }),
               HasSubstr("train-labels-idx1-ubyte: no such file | expected in " + dir.path().string() +
                         ": train-images-idx3-ubyte, train-labels-idx1-ubyte"));
   write_text(dir.path() / "train-labels-idx1-ubyte.gz", "x");
-  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }), HasSubstr("| gunzip -k "));
+  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), DatasetPart::train); }), HasSubstr("| gunzip -k "));
   write_text(dir.path() / "train-labels-idx1-ubyte", idx_header({3}) + "\x05\x01\x09");
-  const auto data = mnist_dataset(dir.path(), Part::train);
+  const auto data = mnist_dataset(dir.path(), DatasetPart::train);
   ASSERT_EQ(data->size(), 3);
   const Batch batch = data->get(Ids{2, 0}, {});
   EXPECT_TRUE(at::equal(batch.target, at::tensor({9, 5}, at::kLong)));
   EXPECT_EQ(batch.input.sizes(), (at::IntArrayRef{2, 1, 2, 2}));
   EXPECT_TRUE(at::allclose(batch.input[0].flatten(), at::tensor({160., 180., 200., 220.}, at::kFloat) / 255));
   write_text(dir.path() / "train-labels-idx1-ubyte", idx_header({2}) + "\x05\x01");
-  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), Part::train); }),
+  EXPECT_THAT(message_of([&] { mnist_dataset(dir.path(), DatasetPart::train); }),
               HasSubstr("found images [3, 2, 2] and labels [2]"));
 }
 
@@ -123,12 +123,12 @@ TEST(FileDatasets, ReadCifar10) {
       records += std::string(3072, static_cast<char>(10 * file + record));
     }
     if (file == 5) {
-      EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), Part::train); }),
+      EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), DatasetPart::train); }),
                   HasSubstr("data_batch_5.bin: no such file"));
     }
     write_text(dir.path() / ("data_batch_" + std::to_string(file) + ".bin"), records);
   }
-  const auto data = cifar10_dataset(dir.path(), Part::train);
+  const auto data = cifar10_dataset(dir.path(), DatasetPart::train);
   ASSERT_EQ(data->size(), 10);
   const Batch batch = data->get(Ids{9, 2}, {});
   EXPECT_TRUE(at::equal(batch.target, at::tensor({5, 2}, at::kLong)));
@@ -136,7 +136,7 @@ TEST(FileDatasets, ReadCifar10) {
   EXPECT_TRUE(at::allclose(batch.input[0], at::full({3, 32, 32}, 51. / 255)));
   EXPECT_TRUE(at::allclose(batch.input[1], at::full({3, 32, 32}, 20. / 255)));
   write_text(dir.path() / "test_batch.bin", std::string(3073, '\x0a'));
-  EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), Part::test); }),
+  EXPECT_THAT(message_of([&] { cifar10_dataset(dir.path(), DatasetPart::test); }),
               HasSubstr("test_batch.bin: sample 0 has label 10"));
 }
 

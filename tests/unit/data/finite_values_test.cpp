@@ -24,6 +24,7 @@
 #include <lockstep/data/transforms.h>
 #include <lockstep/world/world.h>
 
+#include "support/borrowed.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -226,7 +227,7 @@ TEST(CheckFinite, AppliesToEachOfSeveralLoaders) {
   World world = cpu();
   DataLoader good(tensor_dataset(at::ones({20, 3})), checked_plan(1), world);
   DataLoader bad(tensor_dataset(table.input), checked_plan(1), world);
-  CombinedLoader both({&good, &bad}, CombineMode::min_size);
+  CombinedLoader both({borrowed(good), borrowed(bad)}, CombineMode::min_size);
   EXPECT_THAT(message_of([&] { both.next(); }), StartsWith("sample 3: input has 1 of 3 elements"));
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 #include <lockstep/world/world.h>
 
 #include "data/epoch_begin.h"
+#include "support/borrowed.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -172,19 +174,10 @@ TEST(ReloadedLoader, GoesBack) {
 
 TEST(ReloadedLoader, MayReloadCombinedLoaders) {
   World world = World::single(c10::kCPU);
-  struct Both final : BatchSource {
-    Both(std::int64_t epoch, World& world) : a(loader_of(epoch, world)), b(loader_of(epoch + 1, world)) {}
-    const StepBatches* next() override { return both.next(); }
-    std::optional<std::int64_t> steps_per_epoch() const override { return both.steps_per_epoch(); }
-    LoaderPosition position() const override { return both.position(); }
-    void seek(const LoaderPosition& position) override { both.seek(position); }
-    bool is_combined() const override { return both.is_combined(); }
-
-    std::unique_ptr<BatchSource> a;
-    std::unique_ptr<BatchSource> b;
-    CombinedLoader both{{a.get(), b.get()}, CombineMode::max_size_cycle};
+  const auto make = [&](std::int64_t epoch) {
+    std::vector<std::shared_ptr<BatchSource>> both{loader_of(epoch, world), loader_of(epoch + 1, world)};
+    return std::make_unique<CombinedLoader>(std::move(both), CombineMode::max_size_cycle);
   };
-  const auto make = [&](std::int64_t epoch) { return std::make_unique<Both>(epoch, world); };
   ReloadedLoader straight(make, world, 2);
   EXPECT_TRUE(straight.is_combined()) << "a prediction keeps the loaders apart";
   std::vector<LoaderPosition> positions;
@@ -265,11 +258,11 @@ TEST(ReloadedLoader, KeepsTheGlobalBatchInACombinedLoader) {
   World world = World::single(c10::kCPU);
   const auto shorter = loader_of(0, world, /*batch=*/6);
   ReloadedLoader longer = reloaded(world, 1, /*batch=*/6);
-  CombinedLoader saved({shorter.get(), &longer}, CombineMode::min_size);
+  CombinedLoader saved({borrowed(*shorter), borrowed(longer)}, CombineMode::min_size);
   saved.next();
   const auto shorter_now = loader_of(0, world, /*batch=*/4);
   ReloadedLoader longer_now = reloaded(world, 1, /*batch=*/4);
-  CombinedLoader resumed({shorter_now.get(), &longer_now}, CombineMode::min_size);
+  CombinedLoader resumed({borrowed(*shorter_now), borrowed(longer_now)}, CombineMode::min_size);
   resumed.seek(saved.position());
   while (!resumed.next()->ends_epoch) {
   }
@@ -330,7 +323,8 @@ class ChangingBatch : public testing::Test {
   };
 
   /// Epochs 0 and 1 have steps of 4 samples, those after them of `later`.
-  Result train(int ranks, const std::vector<std::int64_t>& stops, std::int64_t later = 12, OptimConfig optim = {}) {
+  Result train(int ranks, const std::vector<std::int64_t>& stops, std::int64_t later = 12, OptimConfig optim = {},
+               std::int64_t epochs = 0) {
     const TempDir dir;
     Result result;
     optim.lr_batch_size = 4;
@@ -338,7 +332,7 @@ class ChangingBatch : public testing::Test {
       thread_world(ranks, [&](World& world) {
         const Plan plan = plan_for(ranks, {.compute_setup = ComputeSetup::cpu,
                                            .precision = Precision::fp64,
-                                           .max_epochs = 0,
+                                           .max_epochs = epochs,
                                            .max_steps = stop,
                                            .batch_size = 2,
                                            .run_dir = dir.path() / "run",
@@ -394,6 +388,26 @@ TEST_F(ChangingBatch, ResumesBitwiseInEpochsOfEachSize) {
       EXPECT_EQ(resumed.samples, std::vector(straight.samples.begin() + stop, straight.samples.end()));
       EXPECT_EQ(resumed.rates, std::vector(straight.rates.begin() + stop, straight.rates.end()));
     }
+  }
+}
+
+// 4 epochs of 7, 7, 3 and 3 steps. A schedule looks ahead with the length of the present epoch.
+TEST_F(ChangingBatch, IsFollowedByTheSchedule) {
+  const auto rates = [&](const char* schedule, const std::vector<std::int64_t>& stops) {
+    return train(2, stops, 12, {.schedule = schedule}, /*epochs=*/4).rates;
+  };
+  const auto cosine = [](double step, double steps) { return 0.01 * 0.5 * (1 + std::cos(M_PI * step / steps)); };
+  const std::vector<double> whole = rates("cosine", {0});
+  ASSERT_EQ(std::ssize(whole), kSteps);
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const double steps = step < kSmallSteps ? 28 : kSteps;
+    EXPECT_NEAR(whole.at(static_cast<std::size_t>(step)), cosine(static_cast<double>(step), steps), 1e-15) << step;
+  }
+  const std::vector<double> by_epochs = rates("step:3ep", {0});
+  EXPECT_EQ(std::ranges::count(by_epochs, 0.01), 7 + 7 + 3);
+  for (const std::int64_t stop : {1, 7, 13, 14, 15, 17, 18}) {
+    EXPECT_EQ(rates("cosine", {stop, 0}), std::vector(whole.begin() + stop, whole.end())) << stop;
+    EXPECT_EQ(rates("step:3ep", {stop, 0}), std::vector(by_epochs.begin() + stop, by_epochs.end())) << stop;
   }
 }
 

@@ -19,6 +19,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "support/borrowed.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/sweep.h"
@@ -125,8 +126,8 @@ TEST(Stream, IsReadByOneThread) {
   DataLoader other = DataLoader::none(1, world);
   EXPECT_TRUE(a.has_one_reader());
   EXPECT_FALSE(other.has_one_reader());
-  EXPECT_TRUE(CombinedLoader({&a, &b}, CombineMode::min_size).has_one_reader());
-  EXPECT_FALSE(CombinedLoader({&a, &other}, CombineMode::min_size).has_one_reader());
+  EXPECT_TRUE(CombinedLoader({borrowed(a), borrowed(b)}, CombineMode::min_size).has_one_reader());
+  EXPECT_FALSE(CombinedLoader({borrowed(a), borrowed(other)}, CombineMode::min_size).has_one_reader());
 }
 
 // Every way in which W ranks may have up to a few steps less than the longest: nobody waits for ever, nothing is lost,

@@ -4,6 +4,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -201,19 +202,23 @@ TEST(WorkerPool, WorkersComputeWithOneThreadAndAffectNoOtherThread) {
   EXPECT_EQ(of_new_thread, 3);
 }
 
-TEST(WorkerPool, WorkersLogWithTheRankOfTheirOwner) {
+TEST(WorkerPool, WorkersLogAsTheirOwner) {
   std::thread([] {
     set_log_rank(5, 8);
+    std::atomic<int> lines = 0;
+    const LogScope scope([&](LogLevel, std::string_view) { ++lines; });
     std::atomic<int> rank = -1;
     std::atomic<int> world_size = -1;
     WorkerPool pool(1, [&](PendingStep&, std::size_t) {
       rank = log_rank();
       world_size = log_world_size();
+      log_warning("a bad sample");
     });
     pool.submit(step_of(pool, 0, 1));
     pool.front();
     EXPECT_EQ(rank, 5);
     EXPECT_EQ(world_size, 8);
+    EXPECT_EQ(lines, 1);
   }).join();
 }
 

@@ -2,13 +2,16 @@
 // store, tests/simulation every order of events.
 #include "failure/peer_monitor.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <future>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include <gmock/gmock.h>
@@ -18,6 +21,9 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include "support/captured_stderr.h"
 
 namespace lockstep {
 namespace {
@@ -159,6 +165,42 @@ TEST(MonitorsInOneProcess, AgreeOnOneCauseIfAllFail) {
 TEST(MonitorsInOneProcess, EndItWhenTheStoreIsGone) {
   EXPECT_EXIT(lose_the_store(), testing::ExitedWithCode(static_cast<int>(ExitCode::peer_lost)),
               "the rendezvous store is gone");
+}
+
+/// Finds something once, and tells when that is logged.
+class OneFinding final : public StallFinder {
+ public:
+  explicit OneFinding(std::promise<void>& is_logged) : is_logged_(is_logged) {}
+  std::string about() const override { return "a rank of a test"; }
+  void add(const StoreLink::Peer&) override {}
+  Finding look(Time) override {
+    if (++looks_ == 2) {
+      is_logged_.set_value();
+    }
+    return {.text = looks_ == 1 ? "rank 1 is behind" : ""};
+  }
+
+ private:
+  std::promise<void>& is_logged_;
+  int looks_ = 0;
+};
+
+// The program's function may wait for a lock, and the thread that hangs may hold it.
+TEST(MonitorsInOneProcess, WarnOnStandardErrorAlone) {
+  std::atomic<int> given = 0;
+  std::promise<void> is_logged;
+  CapturedStderr captured;
+  {
+    const LogScope scope([&](LogLevel, std::string_view) { ++given; });
+    PeerMonitor monitor({.rank = 0,
+                         .size = 2,
+                         .head_start = std::chrono::minutes(2),
+                         .stalls = std::make_unique<OneFinding>(is_logged)});
+    monitor.watch_peers(std::make_unique<MemoryStore>(std::make_shared<Shared>()), {});
+    EXPECT_EQ(is_logged.get_future().wait_for(kPatience), std::future_status::ready);
+  }
+  EXPECT_EQ(captured.text(), "[rank0]: warning: rank 1 is behind\n");
+  EXPECT_EQ(given, 0);
 }
 
 TEST(MonitorsInOneProcess, LeaveWhileAQuestionIsOut) {

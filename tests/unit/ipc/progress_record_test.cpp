@@ -82,6 +82,31 @@ TEST(ProgressRecord, CountsTheStepsOfAllFits) {
   EXPECT_EQ(record.training_start()->step, 25) << "with its first step";
 }
 
+// Of a script: the first one was killed in a collective of its training.
+TEST(ProgressRecord, BeginsAnotherProgramWithItsOwnState) {
+  ProgressRecord record;
+  record.begin_program();
+  EXPECT_EQ(place_of(view(record)), "") << "the first program of a rank has done nothing yet";
+  record.begin_fit(20);
+  record.set_step(26);
+  record.in_fit = true;
+  record.set_callback("sample", "epoch_end");
+  record.begin(Operation::all_reduce, 4);
+  record.begin_program();
+  EXPECT_EQ(place_of(view(record)), "in start-up");
+  EXPECT_EQ(collective_of(view(record)), "");
+  EXPECT_FALSE(record.in_fit);
+  EXPECT_FALSE(record.has_trained());
+  EXPECT_FALSE(record.training_start());
+  EXPECT_EQ(record.times().waited.count(), 0);
+  record.begin_fit(5);
+  EXPECT_EQ(view(record).step, 5);
+  EXPECT_EQ(record.all_steps(), 31) << "the steps of the first one count as progress of the rank";
+  EXPECT_FALSE(record.has_trained());
+  record.set_step(6);
+  EXPECT_TRUE(record.has_trained());
+}
+
 TEST(PhaseScope, KeepsThePhaseInWhichAnExceptionBegan) {
   ProgressRecord record;
   record.set_phase(Phase::validation);

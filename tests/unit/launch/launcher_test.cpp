@@ -368,6 +368,40 @@ TEST(Launcher, LetsAProgramSaveWhoseScriptHasEnded) {
   EXPECT_EQ(count_of("the script goes on", supervisor.out()), 0U);
 }
 
+TEST(Launcher, BlamesAProgramThatCrashesInItsSaveAfterItsScriptHasEnded) {
+  const TempDir directory;
+  const std::string gate = directory.path() / "gate";
+  ASSERT_EQ(mkfifo(gate.c_str(), 0600), 0);
+  for (const bool asks_launcher : {false, true}) {
+    SCOPED_TRACE(asks_launcher);
+    Supervisor supervisor(by_script("TEST_GATE='" + gate + "' \"$0\" work work:0:segv; echo the script goes on"));
+    supervisor.wait_for_lines("ready", 2);
+    const auto ready = supervisor.wait_for_lines("[rank1]: ready", 1);
+    ASSERT_EQ(ready.size(), 1U);
+    if (asks_launcher) {
+      supervisor.send(SIGTERM);
+      supervisor.wait_for_lines("saving", 1);  // so the launcher has forwarded the request
+    }
+    kill(-getpgid(pid_in(ready.front())), SIGTERM);
+    supervisor.wait_for_lines("saving", 1);
+    const Descriptor let_it_crash(open(gate.c_str(), O_RDWR | O_CLOEXEC));
+    EXPECT_EQ(supervisor.wait(), 1) << supervisor.err();
+    EXPECT_EQ(supervisor.failed_rank(), 1);
+    EXPECT_THAT(supervisor.failure(), HasSubstr(" ended at step 812 in save without saying that its work is saved, "
+                                                "after signal 15 (Terminated) had ended its script"));
+    EXPECT_THAT(supervisor.err(), HasSubstr("rank 1 crashed at step 812 in save: signal 11"));
+  }
+}
+
+// The second program of a script is not done because the first one is.
+TEST(Launcher, ForgetsTheEndOfAnEarlierProgramOfAScript) {
+  Supervisor supervisor(by_script("\"$0\" finish:0; \"$0\" work:0:segv; true"));
+  supervisor.wait_for_lines("ready", 2);
+  supervisor.send(SIGTERM);
+  EXPECT_EQ(supervisor.wait(), 1) << supervisor.err();
+  EXPECT_THAT(supervisor.failure(), HasSubstr(" ended with exit code 0 before its training was done: at step 812"));
+}
+
 // Also programs that never say that they have started.
 TEST(Launcher, InterruptsWhatAScriptWaitsFor) {
   Supervisor supervisor(by_script("sh -c 'echo ready; exec sleep 1000'; exit 3"));
@@ -665,7 +699,7 @@ TEST(Launcher, RestartsThoughNobodyReadsTheTerminal) {
                          .routes = {{.out_in_file = true, .err_in_file = true}}});
   EXPECT_TRUE(readable_within(restarted.get(), kDeadline)) << "a pipe does not hold the output of one attempt";
   EXPECT_EQ(supervisor.wait(), 3);
-  const std::size_t restart = supervisor.err().find("restart 1 in 1 s");
+  const std::size_t restart = supervisor.err().find("restart 1 now (");
   ASSERT_NE(restart, std::string::npos) << supervisor.err();
   EXPECT_LT(supervisor.err().find("error: rank 0 "), restart) << "all lines are in order";
   EXPECT_GT(supervisor.err().rfind("error: rank 0 "), restart);

@@ -27,7 +27,7 @@ TEST(RestartPolicy, RestartsSoOftenWithoutProgressAndWaitsLonger) {
     EXPECT_TRUE(decision.restart);
     waits.push_back(decision.wait.count());
   }
-  EXPECT_EQ(waits, (std::vector<std::int64_t>{1, 2, 4, 8, 16, 30, 30, 30}));
+  EXPECT_EQ(waits, (std::vector<std::int64_t>{0, 1, 2, 4, 8, 16, 30, 30}));
   const RestartDecision last = policy.after(failure("another", 7));
   EXPECT_FALSE(last.restart);
   EXPECT_EQ(last.reason, "no progress in 8 restarts");
@@ -55,10 +55,26 @@ TEST(RestartPolicy, RefillsByProgress) {
   for (std::int64_t step = 10; step < 100; step += 10) {
     const RestartDecision decision = policy.after(failure("rank 1 died of signal 9 (Killed)", step));
     EXPECT_TRUE(decision.restart) << step;
-    EXPECT_EQ(decision.wait.count(), 1);
+    EXPECT_EQ(decision.wait.count(), 0);
   }
   EXPECT_TRUE(policy.after(failure("x", 200)).restart);
   EXPECT_FALSE(policy.after(failure("y", 199)).restart) << "not beyond the best";
+}
+
+// Another program tells no steps: its second failure in a row already waits.
+TEST(RestartPolicy, RestartsAtOnceFirstAndAfterProgress) {
+  const auto wait = [](RestartPolicy& policy, const char* text, std::int64_t step) {
+    return policy.after(failure(text, step)).wait.count();
+  };
+  RestartPolicy trains(5);
+  EXPECT_EQ(wait(trains, "killed", 7), 0);
+  EXPECT_EQ(wait(trains, "aborted", 7), 1);
+  EXPECT_EQ(wait(trains, "killed", 6), 2);
+  EXPECT_EQ(wait(trains, "killed", 8), 0);
+  EXPECT_EQ(wait(trains, "aborted", 8), 1);
+  RestartPolicy tells_nothing(5);
+  EXPECT_EQ(wait(tells_nothing, "killed", -1), 0);
+  EXPECT_EQ(wait(tells_nothing, "killed", -1), 1);
 }
 
 TEST(RestartPolicy, CountsTheStepsOfAllFits) {

@@ -340,7 +340,7 @@ TEST_P(FusedOptimizer, NamesTheParameterWithASparseGradient) {
   a[3].mutable_grad() = at::ones({1}).to_sparse();
   const auto error = error_of([&] { fused->step(); });
   EXPECT_STREQ(error.what(), "parameter 1 of group 1: the gradient is sparse, expected a dense one");
-  EXPECT_EQ(error.hint(), "use torch::optim::SGD for this parameter");
+  EXPECT_EQ(error.hint(), "use torch::optim::SGD without momentum for this parameter");
 }
 
 TEST_P(FusedOptimizer, NamesAParameterWithGaps) {

@@ -94,6 +94,42 @@ TEST_P(OptimizerState, ContinuesBitwiseAfterARoundTrip) {
   }
 }
 
+// As a rollback after the first step: the states that it made are gone, and the gradients are the same tensors as
+// before.
+TEST_P(OptimizerState, ContinuesBitwiseAfterItsFirstStepIsTakenBack) {
+  const NamedTensors straight = make_parameters();
+  const NamedTensors rolled_back = make_parameters();
+  BuiltOptimizer first = build_optimizer(GetParam().make, straight);
+  BuiltOptimizer second = build_optimizer(GetParam().make, rolled_back);
+  const NamedTensors before = copies(optimizer_state(second));
+  train(second, rolled_back, 0, 1);
+  for (std::size_t i = 0; i < straight.size(); ++i) {
+    rolled_back[i].second.copy_(straight[i].second);
+  }
+  load_optimizer_state(second, before);
+  train(first, straight, 0, 5);
+  train(second, rolled_back, 0, 5);
+  EXPECT_TRUE(are_equal(straight, rolled_back));
+  EXPECT_TRUE(are_equal(optimizer_state(first), optimizer_state(second)));
+}
+
+// Such as the temperature of a softmax.
+TEST_P(OptimizerState, IsOfParametersWithoutADimensionToo) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const NamedTensors scalars = {{"scale", at::full({}, 0.5, dtype)}};
+    const NamedTensors vectors = {{"scale", at::full({1}, 0.5, dtype)}};
+    BuiltOptimizer first = build_optimizer(GetParam().make, scalars);
+    BuiltOptimizer second = build_optimizer(GetParam().make, vectors);
+    train(first, scalars, 0, 3);
+    train(second, vectors, 0, 3);
+    EXPECT_TRUE(at::equal(scalars[0].second.view({1}), vectors[0].second)) << dtype;
+    if (dtype != at::kBFloat16) {  // small changes are lost in it
+      EXPECT_FALSE(at::equal(scalars[0].second, at::full({}, 0.5, dtype))) << dtype;
+    }
+    EXPECT_EQ(names(optimizer_state(first)), names(optimizer_state(second))) << dtype;
+  }
+}
+
 // As a training in which all parameters are frozen, and one that is resumed then, before they train again.
 TEST_P(OptimizerState, ContinuesBitwiseAfterAllParametersWereFrozen) {
   const NamedTensors straight = make_parameters();
@@ -330,6 +366,17 @@ class OwnOptimizer final : public torch::optim::Optimizer {
       : Optimizer(std::move(groups), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
   at::Tensor step(LossClosure) override { return {}; }
 };
+
+TEST(OptimizerStateOfSparseGradients, IsRefusedByName) {
+  const NamedTensors parameters = {{"embedding", at::ones({4, 2})}};
+  BuiltOptimizer built =
+      build_optimizer(torch_factory<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9)), parameters);
+  parameters[0].second.mutable_grad() = at::ones({4, 2}).to_sparse();
+  built.optimizer->step();
+  EXPECT_THAT([&] { optimizer_state(built); },
+              ThrowsMessage<Error>(
+                  "optimizer state embedding.momentum_buffer: it is sparse, and checkpoints hold dense tensors"));
+}
 
 TEST(OptimizerStateKinds, RejectOtherOptimizers) {
   OptimizerSpec spec = OptimizerFactory(

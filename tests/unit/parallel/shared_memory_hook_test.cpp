@@ -1,7 +1,12 @@
 // Gradients in shared memory: the bytes of Gloo's on two ranks, the same bytes on all ranks, and an end for all when
 // one rank fails.
+#include "parallel/shared_memory_hook.h"
+
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,6 +22,7 @@
 #include <lockstep/optim/optimizers.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "base/mapped.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -44,6 +50,64 @@ struct WideNetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 TORCH_MODULE(WideNet);
+
+/// The mean as one number after another gives it.
+template <class T>
+T mean_of(const std::vector<T>& numbers) {
+  const float factor = 1.0F / static_cast<float>(numbers.size());
+  float sum = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const float share = static_cast<T>(static_cast<float>(numbers[i]) * factor);
+    sum = i == 0 ? share : sum + share;
+  }
+  return static_cast<T>(sum);
+}
+
+/// All bit patterns of a half type: of rank 0 in their order, of the others in another one each, or zeros. Some numbers
+/// at the end fill no vector.
+template <class T>
+std::vector<std::vector<T>> all_numbers(std::size_t ranks, bool zeros) {
+  constexpr std::size_t kCount = (1U << 16) + 37;
+  std::vector<std::vector<T>> numbers(ranks, std::vector<T>(kCount));
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const std::size_t pattern = rank == 0 ? i : zeros ? 0 : i * (2 * rank + 40'501) + 11 * rank;
+      numbers[rank][i] = T(static_cast<std::uint16_t>(pattern), T::from_bits());
+    }
+  }
+  return numbers;
+}
+
+template <class T>
+void expect_the_mean_of_each(at::ScalarType type) {
+  for (const std::size_t ranks : {2U, 3U, 8U}) {
+    for (const bool zeros : {false, true}) {
+      const std::vector<std::vector<T>> numbers = all_numbers<T>(ranks, zeros);
+      std::vector<std::vector<T>> means = numbers;  // written in place, as in the shared memory
+      std::vector<std::byte*> to;
+      std::vector<const std::byte*> from;
+      for (std::vector<T>& mean : means) {
+        to.push_back(reinterpret_cast<std::byte*>(mean.data()));
+        from.push_back(to.back());
+      }
+      write_mean_of(type)(to, from, means.front().size() * sizeof(T));
+      int wrong = 0;
+      for (std::size_t i = 0; i < means.front().size(); ++i) {
+        const T expected = mean_of(mapped(numbers, [i](const std::vector<T>& of_rank) { return of_rank[i]; }));
+        for (const std::vector<T>& mean : means) {  // of several NaN one is left, and not always the same
+          wrong += mean[i].x == expected.x || (std::isnan(mean[i]) && std::isnan(expected) && !zeros) ? 0 : 1;
+        }
+      }
+      EXPECT_EQ(wrong, 0) << c10::toString(type) << ", " << ranks << " ranks, zeros " << zeros;
+    }
+  }
+}
+
+// Also subnormal numbers, infinity and NaN, and results that are rounded to them.
+TEST(SharedMemoryHook, WritesTheMeanOfEachNumberOfAHalfType) {
+  expect_the_mean_of_each<c10::Half>(at::kHalf);
+  expect_the_mean_of_each<c10::BFloat16>(at::kBFloat16);
+}
 
 struct Training {
   std::int64_t width = 100'000;
@@ -85,7 +149,8 @@ std::vector<NamedTensors> trained(int ranks, Backend backend, const Training& tr
 
 TEST(SharedMemoryHook, GivesTheBytesOfGlooOnTwoRanks) {
   for (const Training& training : {Training{}, Training{.bucket_mib = 100}, Training{.width = 8},
-                                   Training{.precision = Precision::fp64}, Training{.precision = Precision::bf16}}) {
+                                   Training{.precision = Precision::fp64}, Training{.precision = Precision::bf16},
+                                   Training{.optimizer = sgd({.lr = 1e-2}), .precision = Precision::fp16}}) {
     const auto expected = trained(2, Backend::gloo, training);
     const auto found = trained(2, Backend::shm, training);
     EXPECT_TRUE(are_equal(found[0], expected[0])) << training.width << ", " << static_cast<int>(training.precision);

@@ -35,7 +35,8 @@ TEST(Describe, IsTheStartUpTable) {
             "schedule     warmup:100+cosine\n"
             "data         keyed order, shuffled, 2 workers per rank, 2 steps ahead\n"
             "validation   every epoch, if fit() gets validation data\n"
-            "checkpoints  every epoch and at the end, last 2 kept; resume auto\n"
+            "checkpoints  every epoch and at the end, last 2 kept\n"
+            "resume       auto\n"
             "run          runs/digits\n"
             "threads      8 per rank\n"
             "build        " +
@@ -78,7 +79,8 @@ TEST(Describe, NamesTheMetricsThatDecide) {
                            .checkpoint = {.monitor = "val_accuracy", .mode = MonitorMode::max, .keep_best = 3}};
   const std::string text = describe(resolve(config, no_gpu(), std::nullopt));
   EXPECT_THAT(text, HasSubstr("early stop   after 5 measurements of val_loss (min) without an improvement\n"));
-  EXPECT_THAT(text, HasSubstr("at the end, last 2 and the best 3 by val_accuracy (max) kept; resume auto\n"));
+  EXPECT_THAT(text, HasSubstr("at the end, last 2 and the best 3 by val_accuracy (max) kept\n"
+                              "resume       auto\n"));
 }
 
 TEST(Describe, SaysWarningsAndNotesLast) {

@@ -74,6 +74,21 @@ TEST_P(WrittenBySinks, HaveEveryStepOnceAfterTwoResumes) {
   EXPECT_THAT(rows->find("loss")->values, ElementsAre(0, 0, 20, 30, 30, 30));
 }
 
+// The first start ended before its first save.
+TEST_P(WrittenBySinks, HaveTheRowOfStep0OnceAfterTwoStartsWithoutACheckpoint) {
+  for (const double loss : {2.5, 2.25}) {
+    const auto out = sink(-1);
+    out->write(0, std::vector<MetricValue>{{"val_loss", loss}});
+    out->write(10, std::vector<MetricValue>{{"loss", loss}});
+  }
+  sink(0)->write(10, std::vector<MetricValue>{{"loss", 2}});
+  const auto rows = read();
+  ASSERT_TRUE(rows);
+  EXPECT_THAT(rows->find("val_loss")->steps, ElementsAre(0)) << "a checkpoint of step 0 keeps it";
+  EXPECT_THAT(rows->find("val_loss")->values, ElementsAre(2.25));
+  EXPECT_THAT(rows->find("loss")->values, ElementsAre(2));
+}
+
 TEST_P(WrittenBySinks, AreReadWithoutAnIncompleteLastLine) {
   sink(0)->write(10, std::vector<MetricValue>{{"loss", 2.5}});
   sink(10)->write(20, std::vector<MetricValue>{{"loss", 2.25}});

@@ -2,6 +2,7 @@
 #include "storage/run_directory.h"
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -272,6 +273,14 @@ TEST_F(RunDirectoryTest, IsNotRenamedIfItIsTheWorkingDirectory) {
   EXPECT_THAT([&] { RunDirectory(fs_, "..", kSecond).set_aside(); },
               ThrowsMessage<ConfigError>(HasSubstr("is the working directory or contains it")));
   EXPECT_EQ(id_in(run_), "old");
+}
+
+// Only a process that is being killed is worth a longer wait.
+TEST_F(RunDirectoryTest, ThatCanNeverBeMadeIsToldAtOnce) {
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THAT([&] { RunDirectory(fs_, "/proc/run", kFirst); },
+              ThrowsMessage<IoError>(HasSubstr("cannot create /proc/run: No such file or directory")));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
 }
 
 // The lock file that another start has just opened belongs to the renamed directory.

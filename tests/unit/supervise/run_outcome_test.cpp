@@ -140,6 +140,42 @@ TEST(RunOutcome, BlamesTheFirstPrimaryEvent) {
          v.exited(0, ending);
        },
        75, -1, ""},
+      {"the end of a script is no stop if its program has not said that it has saved",
+       [](RunOutcome& v) {
+         v.signal_forwarded(15);
+         Ending ending = by_signal(15);
+         ending.of_script = true;
+         ending.place = {.beats = 1, .step = 812, .phase = Phase::save};
+         ending.has_trained = true;
+         v.exited(0, ending);
+       },
+       1, 0,
+       "rank 0 (host a, pid 70) ended at step 812 in save without saying that its work is saved, after signal 15 "
+       "(Terminated) had ended its script"},
+      {"it is one if the program has said so",
+       [](RunOutcome& v) {
+         v.announced(0, finished(75), kPlace, kStart);
+         Ending ending = by_signal(15);
+         ending.of_script = true;
+         ending.has_trained = true;
+         v.exited(0, ending);
+       },
+       75, -1, ""},
+      {"and before the training began",
+       [](RunOutcome& v) {
+         v.signal_forwarded(15);
+         Ending ending = by_signal(15);
+         ending.of_script = true;
+         v.exited(0, ending);
+       },
+       75, -1, ""},
+      {"each program of a script has its own end",
+       [](RunOutcome& v) {
+         v.announced(0, finished(0), kPlace, kStart);
+         v.announced(0, {.kind = Message::Kind::started}, kPlace, kStart);
+         v.exited(0, code(0));
+       },
+       1, 0, "rank 0 (host a, pid 70) ended with exit code 0 before its training was done"},
       {"death by another signal is not",
        [](RunOutcome& v) {
          v.signal_forwarded(2);

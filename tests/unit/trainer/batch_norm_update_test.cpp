@@ -15,6 +15,7 @@
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
+#include "support/borrowed.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -261,7 +262,7 @@ TEST(BatchNormUpdate, TriesAMicroBatchWithSamples) {
     const Plan plan = plan_for(2, in_memory({.max_epochs = 0, .max_steps = 2, .batch_size = 2}));
     DataLoader one(tiny_data(8), {.batch = {.batch_size = 2, .global_batch_size = 1}}, world);
     DataLoader four(tiny_data(8), {.batch = {.batch_size = 2, .global_batch_size = 4}}, world);
-    CombinedLoader both({&one, &four}, CombineMode::min_size);
+    CombinedLoader both({borrowed(one), borrowed(four)}, CombineMode::min_size);
     Wide task;
     Trainer trainer(plan, world);
     trainer.add(

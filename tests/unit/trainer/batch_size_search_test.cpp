@@ -430,20 +430,17 @@ TEST(BatchSizeSearch, DoesNotWaitForOtherRanksInAStream) {
 }
 
 TEST(BatchSizeSearch, TrainsBatchesOfEachLoader) {
-  struct Two {
-    Two(const LoaderPlan& plan, World& world)
-        : first(tiny_data(100), plan, world), second(tiny_data(80), plan, world) {}
-    DataLoader first, second;
-    CombinedLoader both{{&first, &second}, CombineMode::max_size_cycle};
-  };
   World world = World::single(c10::kCPU);
   GreedyTask task(900);
-  find_batch_size(plan_for(1, with_batches(40)), world, task,
-                  [](const LoaderPlan& plan, World& alone) -> std::shared_ptr<BatchSource> {
-                    const auto two = std::make_shared<Two>(plan, alone);
-                    return {two, &two->both};
-                  },
-                  {.init = 10, .max_size = 40, .steps = 2});
+  find_batch_size(
+      plan_for(1, with_batches(40)), world, task,
+      [](const LoaderPlan& plan, World& alone) {
+        return std::make_shared<CombinedLoader>(
+            std::vector<std::shared_ptr<BatchSource>>{std::make_shared<DataLoader>(tiny_data(100), plan, alone),
+                                                      std::make_shared<DataLoader>(tiny_data(80), plan, alone)},
+            CombineMode::max_size_cycle);
+      },
+      {.init = 10, .max_size = 40, .steps = 2});
   EXPECT_THAT(task.batches, ElementsAre(4, 4, 4, 4, 2, 2));
 }
 

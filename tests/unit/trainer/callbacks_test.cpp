@@ -309,5 +309,33 @@ TEST(Log, RefusesNamesThatAReportHas) {
   EXPECT_THAT(text(Stage::step_end), HasSubstr("two metrics of a report are called 'loss'"));
 }
 
+// A row of the training with the name of another row's value. A metric that a step returns is refused in the same
+// words.
+TEST(Log, RefusesTheNamesOfValidationsAndEpochsInAReport) {
+  const auto text = [](World& world, Stage stage, const char* name) {
+    return message_of([&] {
+      fit(
+          world, [&](Trainer& trainer) { trainer.on(stage, [=](const StageContext& at) { at.log(name, 1); }); },
+          in_memory({.report = {.epoch_means = true}}));
+    });
+  };
+  for (const int ranks : {1, 2}) {
+    for (const Stage stage : {Stage::fit_start, Stage::step_end, Stage::epoch_end, Stage::report}) {
+      thread_world(ranks, [&](World& world) {
+        ASSERT_THAT(text(world, stage, "val_loss"), HasSubstr("the training reports a metric 'val_loss', but this "
+                                                              "prefix is reserved for validation metrics"));
+      });
+      thread_world(ranks, [&](World& world) {
+        ASSERT_THAT(text(world, stage, "epoch_loss"),
+                    HasSubstr("the training reports a metric 'epoch_loss', but --report.epoch_means reserves"));
+      });
+    }
+    thread_world(ranks, [&](World& world) {
+      ASSERT_EQ(text(world, Stage::validation_end, "val_more"), "no error");
+      ASSERT_EQ(text(world, Stage::epoch_report, "epoch_more"), "no error");
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -38,6 +38,7 @@
 #include "ipc/progress_record.h"
 #include "report/record_comparison.h"
 #include "storage/names.h"
+#include "support/borrowed.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/minimize_with.h"
@@ -989,8 +990,8 @@ std::map<std::int64_t, std::uint64_t> sample_digests(int ranks, bool combined) {
     DataLoader a = loader(22);
     DataLoader b = loader(13);
     DataLoader c = loader(40);
-    CombinedLoader inner({&a, &b}, CombineMode::max_size);
-    CombinedLoader outer({&inner, &c}, CombineMode::min_size);
+    CombinedLoader inner({borrowed(a), borrowed(b)}, CombineMode::max_size);
+    CombinedLoader outer({borrowed(inner), borrowed(c)}, CombineMode::min_size);
     BatchSource& source = combined ? static_cast<BatchSource&>(outer) : a;
     TinyTask task;
     StepRecorder recorder(config, world);

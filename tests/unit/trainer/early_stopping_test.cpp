@@ -138,6 +138,32 @@ TEST(EarlyStopping, ContinuesAfterAResume) {
   }
 }
 
+// The reports of steps 3, 6 and 9 count. Step 9 is the first one of an epoch.
+TEST(EarlyStopping, EndsAfterTheStepWhoseReportDecidesAlsoIfTheRunWasStopped) {
+  const std::vector<double> losses(8, 1);
+  const EarlyStoppingOptions options{.metric = "loss", .patience = 2, .min_delta = 1000};
+  for (const int ranks : {1, 2}) {
+    for (const std::int64_t stop : {0, 3, 5, 6, 7, 8, 9, 10}) {
+      const TempDir dir;
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config = in_memory({.max_epochs = 8});
+        config.run_dir = (dir.path() / "run").string();
+        config.checkpoint.enabled = true;
+        config.report.every_steps = 3;
+        if (stop > 0) {
+          config.max_steps = stop;
+          train(config, world, losses, options);
+          config.max_steps = 0;
+        }
+        const Ended ended = train(config, world, losses, options, static_cast<std::size_t>(stop) / 2);
+        EXPECT_EQ(ended.result.state.step, 9) << "stopped after step " << stop;
+        EXPECT_EQ(ended.result.stop, StopKind::program);
+        EXPECT_THAT(ended.reason, HasSubstr("loss did not improve on "));
+      });
+    }
+  }
+}
+
 TEST(EarlyStopping, StaysStoppedUntilItsOptionsChange) {
   const TempDir dir;
   World world = World::single(c10::kCPU);

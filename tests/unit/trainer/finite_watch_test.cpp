@@ -135,6 +135,34 @@ TEST(NonFiniteLoss, IsFoundAtTheEndOfARunThatNeitherReportsNorSaves) {
   }
 }
 
+// Losses of fp32 on a CPU are looked at at once, others later.
+TEST(FiniteWatch, FindsTheFirstStepAmongLossesOfSeveralTypes) {
+  constexpr std::int64_t kSteps = 5;
+  World world = World::single(c10::kCPU);
+  const torch::nn::Linear net(1, 1);
+  for (std::int64_t bad = 0; bad < kSteps; ++bad) {
+    FiniteWatch watch;
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+      const at::ScalarType type = step % 2 == 0 ? at::kFloat : at::kDouble;
+      watch.add(step, {.loss = at::full({}, step < bad ? 1.0 : kNan, type)}, {});
+    }
+    const auto found = watch.look(*net, world);
+    ASSERT_TRUE(found && found->loss);
+    EXPECT_EQ(found->loss->step, bad);
+    EXPECT_FALSE(watch.look(*net, world).has_value()) << "a step is told once";
+  }
+}
+
+TEST(FiniteWatch, KeepsNoLossThatWasLookedAt) {
+  const at::Tensor loss = at::ones({});
+  FiniteWatch watch;
+  watch.add(0, {.loss = loss}, {});
+  EXPECT_EQ(loss.use_count(), 1U);
+  const at::Tensor later = at::ones({}, at::kDouble);  // the control
+  watch.add(1, {.loss = later}, {});
+  EXPECT_EQ(later.use_count(), 2U);
+}
+
 // Of 300 steps, more than are kept at a time, the first bad one is named.
 TEST(NonFiniteLoss, IsFoundInALongRunWithoutReports) {
   const TempDir dir;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,6 +130,57 @@ TEST(SanitySteps, ChangeNothing) {
     return Trainer(session).fit(task, data, &validation).metrics;
   };
   EXPECT_EQ(train(2).front(), train(0).front());
+}
+
+/// The stages of a run, and a "v" for each batch that is validated. `stop_at`: which of them asks for a stop.
+std::string stages_around_sanity_steps(World& world, std::int64_t sanity_steps, int stop_at) {
+  std::string order;
+  class Noting final : public TinyTask {
+   public:
+    Noting(std::string& order, TrainControl control, int stop_at)
+        : order_(order), control_(std::move(control)), stop_at_(stop_at) {}
+    StepOutput validation_step(const Batch& batch) override {
+      order_ += 'v';
+      if (--stop_at_ == 0) {
+        control_.request_stop("the test", StopKind::terminate);
+      }
+      return TinyTask::training_step(batch);
+    }
+
+   private:
+    std::string& order_;
+    TrainControl control_;
+    int stop_at_;
+  };
+  const Plan plan =
+      plan_for(world.size(), in_memory({.max_epochs = 1, .batch_size = 2, .validate = {.sanity_steps = sanity_steps}}));
+  TrainControl control;
+  Noting task(order, control, stop_at);
+  DataLoader data(tiny_data(8), plan.loader, world);
+  DataLoader validation(tiny_data(6 * world.size()), plan.eval_loader, world);
+  Trainer trainer(plan, world, control);
+  for (const auto& [stage, sign] : std::map<Stage, std::string>{{Stage::fit_start, "fit "},
+                                                                {Stage::sanity_start, "("},
+                                                                {Stage::sanity_end, ") "},
+                                                                {Stage::validation_start, "<"},
+                                                                {Stage::validation_batch_start, "."},
+                                                                {Stage::validation_end, "> "},
+                                                                {Stage::evaluation_stopped, "! "},
+                                                                {Stage::fit_end, "end"}}) {
+    trainer.on(stage, [&order, text = sign](const StageContext&) { order += text; });
+  }
+  trainer.fit(task, data, &validation);
+  return order;
+}
+
+TEST(SanitySteps, HaveStagesOfTheirOwn) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      EXPECT_EQ(stages_around_sanity_steps(world, 2, 0), "fit (vv) <.v.v.v> end");
+      EXPECT_EQ(stages_around_sanity_steps(world, 0, 0), "fit <.v.v.v> end");
+      EXPECT_EQ(stages_around_sanity_steps(world, 2, 1), "fit (v! end");
+    });
+  }
 }
 
 TEST(Minimum, KeepsTheProgramFromEndingARun) {

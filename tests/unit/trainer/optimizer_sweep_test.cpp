@@ -68,8 +68,7 @@ NamedTensors train(const OptimizerFactory& make, World& world, TrainConfig confi
   spec.groups = {{.select = named("*weight"), .max_grad_norm = 0.3},
                  {.select = named("*"), .lr_scale = 0.5, .weight_decay = 0}};
   if (config.run_name == "rprop") {
-    spec.groups.front().weight_decay = -1;
-    spec.groups.back().weight_decay = -1;  // it has none
+    spec.groups.back().weight_decay.reset();  // it has none
   }
   TinyTask task(spec);
   const Plan plan = plan_for(world.size(), config);

@@ -23,6 +23,7 @@
 #include <lockstep/tensor/named_tensors.h>
 
 #include "base/json.h"
+#include "support/borrowed.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -285,7 +286,7 @@ TEST(Predict, KeepsTheLoadersOfACombinedLoaderApart) {
       const Plan plan = prediction_plan(ranks);
       DataLoader first(take(tiny_data(12), 5), plan.eval_loader, world);
       DataLoader second(subset(tiny_data(12), of_second), plan.eval_loader, world);
-      CombinedLoader both({&first, &second}, CombineMode::max_size);
+      CombinedLoader both({borrowed(first), borrowed(second)}, CombineMode::max_size);
       Echo task;
       Trainer trainer(plan, world);
       const NamedTensors found = trainer.predict(task, both);
@@ -323,7 +324,7 @@ TEST(Predict, OfACombinedLoaderContinuesWithMoreRanks) {
       const Plan plan = prediction_plan(ranks);
       DataLoader first(tiny_data(31), plan.eval_loader, world);
       DataLoader second(tiny_data(23), plan.eval_loader, world);
-      CombinedLoader both({&first, &second}, CombineMode::max_size);
+      CombinedLoader both({borrowed(first), borrowed(second)}, CombineMode::max_size);
       Failing task(fails_at);
       Trainer(plan, world).predict(task, both, dir.path() / "out", /*every_steps=*/1);
     });
@@ -350,7 +351,7 @@ TEST(Predict, OfADataSetAndAStreamHasTheStepsOfTheStream) {
         [n = 0]() mutable { return n++ < 4 ? std::optional<Batch>(Batch{.input = at::full({2}, 7.0)}) : std::nullopt; };
   };
   DataLoader second(sample_stream(sevens), plan.eval_loader, world);
-  CombinedLoader both({&first, &second}, CombineMode::sequential);
+  CombinedLoader both({borrowed(first), borrowed(second)}, CombineMode::sequential);
   Echo task;
   Trainer trainer(plan, world);
   const NamedTensors found = trainer.predict(task, both);

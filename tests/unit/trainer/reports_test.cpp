@@ -1,4 +1,7 @@
 // What a run reports: on the console, in its files, and in its result.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -10,6 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/optimizer.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
@@ -21,6 +26,7 @@
 #include "base/text.h"
 #include "report/console.h"
 #include "report/step_records.h"
+#include "session_access.h"
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/recording_console.h"
@@ -55,7 +61,7 @@ Ran train(const std::filesystem::path& run, bool interactive, int used_epochs = 
   config.report.every_steps = 3;
   Session session = Session::single(config);
   const auto console = std::make_shared<RecordingConsole>(interactive);
-  session.console = console;
+  SessionAccess::console(session) = console;
   TinyTask task;
   DataLoader data(tiny_data(16), session.plan.loader, session.world);
   for (int step = 0; step < 4 * used_epochs; ++step) {
@@ -128,6 +134,7 @@ TEST(Reports, SayWhereTheTimeOfEachRankWent) {
     }
     EXPECT_GT(row.at("forward_ms"), 0);
     EXPECT_GT(row.at("communication_ms"), 0);
+    EXPECT_EQ(row.at("copy_ms"), 0) << "on a CPU";
     EXPECT_NEAR(sum, row.at("step_ms"), 0.01 * row.at("step_ms") + 0.01) << row.at("step");
   }
   EXPECT_THAT(counts, ElementsAre(3, 3, 3, 3, 1, 1, 2, 2, 3, 3));
@@ -257,6 +264,96 @@ TEST(Reports, AreTheSameIfTheRunContinuesBetweenTwoOfThem) {
   }
 }
 
+/// Two optimizers, each for one parameter. The second one is updated in steps with an even number only.
+class TwoOptimizers final : public Task {
+ public:
+  TwoOptimizers() {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < 2; ++i) {
+      parts_[i]->weight.fill_(i == 0 ? 0.1 : 2);
+      net_->push_back(parts_[i]);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    return mapped(parts_, [](torch::nn::Linear& part) {
+      OptimizerSpec spec = sgd({.lr = 0.1});
+      spec.module = part.get();
+      return spec;
+    });
+  }
+  void optimize(Step& step) override {
+    for (std::size_t i = 0; i < (step.number() % 2 == 0 ? 2U : 1U); ++i) {
+      update_with(i, step, [&](const Batch& batch) { return at::mse_loss(parts_[i](batch.input), batch.target); });
+    }
+  }
+
+ private:
+  std::vector<torch::nn::Linear> parts_{torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false)),
+                                        torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false))};
+  torch::nn::Sequential net_{};
+};
+
+double norm_of_gradients(StrategyOptimizer& optimizer) {
+  double squares = 0;
+  for (const at::Tensor& parameter : optimizer.torch_optimizer().param_groups().front().params()) {
+    squares += parameter.grad().to(at::kDouble).square().sum().item<double>();
+  }
+  return std::sqrt(squares);
+}
+
+TEST(Reports, HaveTheGradientNormOfEachOptimizerAndOfAll) {
+  for (const int ranks : {1, 2}) {
+    for (const bool shard : {false, true}) {
+      if (shard && ranks == 1) {
+        continue;
+      }
+      thread_world(ranks, [&](World& world) {
+        TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 6, .global_batch_size = 4});
+        config.report.every_steps = 1;
+        config.optim.max_grad_norm = 1e-3;
+        config.dist.shard_optimizer = shard;
+        const Plan plan = plan_for(ranks, config);
+        TwoOptimizers task;
+        DataLoader data(tiny_data(24), plan.loader, world);
+        Trainer trainer(plan, world);
+        std::vector<double> norms;  // of the step
+        int reports = 0;
+        trainer.on(Stage::step_start, [&](const StageContext&) { norms.clear(); });
+        trainer.on(Stage::backward_end, [&](const StageContext& at) {  // before they are clipped
+          norms.push_back(norm_of_gradients(*at.optimizer));
+        });
+        trainer.on(Stage::report, [&](const StageContext& at) {
+          const auto reported = std::map<std::string, double>(at.metrics->begin(), at.metrics->end());
+          const bool updates_both = at.state.step % 2 == 1;
+          ASSERT_EQ(norms.size(), updates_both ? 2U : 1U);
+          EXPECT_NEAR(reported.at("grad_norm_0"), norms[0], 1e-5 * norms[0]);
+          ASSERT_EQ(reported.contains("grad_norm_1"), updates_both);
+          if (updates_both) {
+            EXPECT_NEAR(reported.at("grad_norm_1"), norms[1], 1e-5 * norms[1]);
+            EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3) << "else the names could be exchanged";
+          }
+          const double all = updates_both ? std::hypot(norms[0], norms[1]) : norms[0];
+          EXPECT_NEAR(reported.at("grad_norm"), all, 1e-5 * all);
+          ++reports;
+        });
+        trainer.fit(task, data);
+        EXPECT_EQ(reports, 6);
+      });
+    }
+  }
+}
+
+TEST(Reports, OfOneOptimizerHaveOneGradientNorm) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 4, .optim = {.max_grad_norm = 1}}));
+  TinyTask task;
+  DataLoader data(tiny_data(16), plan.loader, world);
+  const FitResult result = Trainer(plan, world).fit(task, data);
+  EXPECT_THAT(result.metrics, Contains(testing::Key("grad_norm")));
+  EXPECT_THAT(result.metrics, Not(Contains(testing::Key("grad_norm_0"))));
+}
+
 TEST(Reports, RecordEveryStepBeforeAFailure) {
   for (const bool loses_a_peer : {false, true}) {
     const TempDir dir;
@@ -313,6 +410,56 @@ TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
                                       HasSubstr(" at step 12 in " + result.best->path), HasSubstr(" | time 00:0")));
 }
 
+// A checkpoint has the metrics in the order of their names.
+TEST(Reports, EndInTheirOrderAlsoAfterAResume) {
+  const TempDir dir;
+  Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                     .max_epochs = 1,
+                                     .batch_size = 4,
+                                     .run_dir = dir.path() / "run",
+                                     .report = {.every_steps = 2}});
+  for (const std::int64_t epochs : {1, 2}) {
+    session.plan.config.max_epochs = epochs;
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    Trainer trainer(session);
+    trainer.on(Stage::report, [](const StageContext& at) { at.log("accuracy", 0.5); });
+    if (epochs == 1) {
+      trainer.on(Stage::report, [](const StageContext& at) { at.log("before", 0.25); });
+    }
+    const auto names = mapped(trainer.fit(task, data).metrics, &Metrics::value_type::first);
+    EXPECT_THAT(names, ElementsAre("loss", "lr", "accuracy", "before")) << epochs;
+  }
+}
+
+TEST(Reports, HaveTheValidationOfStep0OnceIfAStartFailsBeforeItsFirstSave) {
+  const TempDir dir;
+  Session session = Session::single({.compute_setup = ComputeSetup::cpu,
+                                     .max_epochs = 1,
+                                     .batch_size = 4,
+                                     .run_dir = dir.path() / "run",
+                                     .validate = {.at_start = true}});
+  for (const bool fails : {true, false}) {
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    DataLoader validation(tiny_data(8), session.plan.eval_loader, session.world);
+    Trainer trainer(session);
+    trainer.on(Stage::step_end, [&](const StageContext&) {
+      if (fails) {
+        throw Error("the test");
+      }
+    });
+    if (fails) {
+      EXPECT_ANY_THROW(trainer.fit(task, data, &validation));
+    } else {
+      trainer.fit(task, data, &validation);
+    }
+    const auto steps =
+        mapped(rows_of(dir.path() / "run"), [](const auto& row) { return row["step"].template get<int>(); });
+    EXPECT_EQ(std::ranges::count(steps, 0), 1) << fails;
+  }
+}
+
 TEST(Reports, KeepTheProgramsOwnFlags) {
   const TempDir dir;
   const auto rows = dir.path() / "rows";
@@ -327,7 +474,7 @@ TEST(Reports, KeepTheProgramsOwnFlags) {
   Trainer(session).fit(task, data);
   const auto first = nlohmann::json::parse(read_lines(rows).at(0));
   EXPECT_EQ(first["run_dir"], (dir.path() / "run").string());
-  EXPECT_EQ(first["resume_step"], 0);
+  EXPECT_EQ(first["resume_step"], -1);
   EXPECT_EQ(first["settings"]["hidden"], 64);
   EXPECT_EQ(first["settings"]["batch_size"], 4);
   EXPECT_EQ(first["settings"]["run_dir"], (dir.path() / "run").string());
@@ -458,6 +605,25 @@ TEST(Reports, ANameOfAValidationThatHasThePrefixAlreadyIsToldOnce) {
   EXPECT_THAT(text, HasSubstr("a metric val/loss, which is reported as val_val/loss: call it loss"));
   EXPECT_THAT(text, Not(HasSubstr("a metric value")));
   EXPECT_EQ(text.find("val_val_acc: call"), text.rfind("val_val_acc: call"));
+}
+
+TEST(Reports, RefuseAMetricOfAStepWithThePrefixOfAValidation) {
+  class Prefixed final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput output = TinyTask::training_step(batch);
+      output.metrics.emplace_back("val_acc", output.loss);
+      return output;
+    }
+  };
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 4}));
+  Prefixed task;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  DataLoader validation(tiny_data(8), session.plan.eval_loader, session.world);
+  EXPECT_NO_THROW(Trainer(session).fit(task, data)) << "the control: nothing is validated";
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data, &validation); }),
+              HasSubstr("the training reports a metric 'val_acc', but this prefix is reserved for validation metrics | "
+                        "give it a name that does not begin with val_"));
 }
 
 // An epoch that ended inside of the window of a report is a part of that window.

@@ -5,6 +5,22 @@
 namespace lockstep {
 namespace {
 
+// Such as a run that goes on with larger batches.
+TEST(RunLimits, CountTheStepsOfEpochsOfDifferentLengths) {
+  const TrainConfig config{.max_epochs = 8};
+  RunLimits limits(config);
+  limits.begin_epoch(/*epoch=*/2, /*first_step=*/18, /*steps=*/1);
+  EXPECT_EQ(limits.steps(), 18 + 6);
+  EXPECT_EQ(limits.epochs_from(), 16) << "the epochs 0 and 1, of one step each, would have begun there";
+  limits.begin_epoch(/*epoch=*/3, /*first_step=*/19, /*steps=*/10);
+  EXPECT_EQ(limits.steps(), 19 + 50);
+  EXPECT_EQ(limits.epochs_from(), -11);
+  const TrainConfig without_end{.max_epochs = 0};
+  RunLimits endless(without_end);
+  endless.begin_epoch(2, 18, 1);
+  EXPECT_EQ(endless.steps(), 0);
+}
+
 TEST(RunLimits, EndARunAtTheFirstOfSeveral) {
   struct Case {
     const char* name;
@@ -23,7 +39,7 @@ TEST(RunLimits, EndARunAtTheFirstOfSeveral) {
                         {"steps, and epochs that never end", 15, std::int64_t{1} << 62, 10, 15}}) {
     const TrainConfig config{.max_epochs = c.max_epochs, .max_steps = c.max_steps};
     RunLimits limits(config);
-    limits.set_steps_per_epoch(c.steps_per_epoch);
+    limits.begin_epoch(/*epoch=*/0, /*first_step=*/0, c.steps_per_epoch);
     EXPECT_EQ(limits.steps(), c.steps) << c.name;
   }
 }

@@ -1,5 +1,11 @@
 // What a program meets that makes its Session itself, and the corners of a Task.
+#include <cstdint>
 #include <filesystem>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,13 +22,16 @@
 #include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
+#include "support/thread_world.h"
 #include "support/tiny_task.h"
 #include "world/world_access.h"
 
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(Session, SeedsTheGenerators) {
   const auto first_numbers = [](std::uint64_t seed) {
@@ -101,6 +110,52 @@ TEST(Trainer, PrintsOnlyWhereSomebodyReads) {
   set_log_level(LogLevel::off);
   EXPECT_EQ(printed_by(Trainer(session), session), "");
   set_log_level(LogLevel::info);
+}
+
+TEST(Trainer, GivesItsReportsToTheLogOfTheProgram) {
+  std::vector<std::string> lines;
+  const LogScope scope([&](LogLevel, std::string_view message) { lines.emplace_back(message); });
+  Session session = Session::single(in_memory({.batch_size = 4, .report = {.every_steps = 1}}));
+  EXPECT_EQ(printed_by(Trainer(session), session), "");
+  EXPECT_THAT(lines, testing::Contains(HasSubstr("step 1 |")));
+  const std::size_t before = lines.size();
+  session.print("two\nlines");
+  EXPECT_EQ(lines.size(), before + 2);
+}
+
+// Each rank has a log of its own. A worker of the loader says that a sample is bad.
+TEST(Trainer, GivesTheLinesOfItsThreadsToTheLogOfItsRank) {
+  for (const int ranks : {1, 2}) {
+    std::vector<std::vector<std::string>> lines(static_cast<std::size_t>(ranks));
+    CapturedStderr captured;
+    thread_world(ranks, [&](World& world) {
+      std::mutex mutex;
+      std::vector<std::string>& mine = lines[static_cast<std::size_t>(world.rank())];
+      const LogScope scope([&](LogLevel level, std::string_view message) {
+        const std::lock_guard lock(mutex);
+        mine.push_back((level == LogLevel::warning ? "warning: " : "") + std::string(message));
+      });
+      const Plan plan = plan_for(ranks, in_memory({.global_batch_size = 4,
+                                                   .data = {.workers = 1, .max_bad_samples = 1},
+                                                   .sampler = {.shuffle = false}}));
+      const auto samples = sample_dataset(8, [](std::int64_t id, std::uint64_t) -> Batch {
+        if (id == 3) {
+          throw std::runtime_error("torn file");
+        }
+        return {.input = at::full({4}, static_cast<double>(id)), .target = at::ones({1})};
+      });
+      DataLoader data(samples, plan.loader, world);
+      TinyTask task;
+      Trainer(plan, world).fit(task, data);
+      log_warning("the end");
+    });
+    EXPECT_THAT(captured.text(), testing::Not(HasSubstr("torn file"))) << ranks;
+    for (const auto& of_rank : lines) {  // the last rank has samples 2 and 3 of the first step
+      EXPECT_THAT(of_rank, testing::Contains("warning: the end"));
+      const auto bad = testing::Contains(AllOf(StartsWith("warning: bad sample 3"), HasSubstr("torn file")));
+      EXPECT_THAT(of_rank, testing::Conditional(&of_rank == &lines.back(), bad, testing::Not(bad)));
+    }
+  }
 }
 
 TEST(Trainer, SaysWhereNothingMayBeSavedBeforeTheEnd) {

@@ -263,6 +263,56 @@ TEST(SpikeGate, LoadsWindowsWithAndWithoutInputs) {
   }
 }
 
+TEST(SpikeGate, JudgesOnTheHostAsByOperations) {
+  const double nan = std::nan("");
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::map<int, double> loud{{13, 40}, {14, 1e9}, {15, nan}, {16, infinity}, {17, -infinity}, {18, -50}, {31, 3}};
+  World world = World::single(at::kCPU);
+  for (const bool inputs : {false, true}) {
+    for (const std::int64_t window : {1, 7, 20, 100}) {
+      const SpikeConfig config{.z_score = 3, .window = window, .inputs = inputs, .policy = SpikePolicy::skip};
+      SpikeGate on_host(config);
+      SpikeGate by_operations(config);
+      int spikes = 0;
+      for (int step = 0; step < 150; ++step) {
+        const auto optimizer = static_cast<std::size_t>(step % 3 == 2);
+        // In each step another one of the three is loud.
+        const auto value = [&](int which) {
+          const auto found = loud.find(step % 60);
+          return found != loud.end() && (step + which) % 3 == 0 ? found->second : 1.3 + 0.1 * std::sin(step + which);
+        };
+        const SpikeGate::Values values{.inputs = at::scalar_tensor(value(0) * value(0), at::kFloat),
+                                       .loss = at::scalar_tensor(value(1), at::kFloat),
+                                       .grad_norm = at::scalar_tensor(value(2), at::kFloat)};
+        const at::Tensor flag = on_host.check(step, optimizer, values);
+        ASSERT_TRUE(at::equal(flag, by_operations.check_by_operations(step, optimizer, values))) << "step " << step;
+        ASSERT_TRUE(are_equal(on_host.save(), by_operations.save())) << "step " << step;
+        spikes += flag.item<float>() > 0 ? 1 : 0;
+      }
+      EXPECT_GT(spikes, 0);
+      EXPECT_LT(spikes, 150);
+      const std::vector<Spike> of_host = on_host.take_skipped(world);
+      const std::vector<Spike> expected = by_operations.take_skipped(world);
+      ASSERT_EQ(of_host.size(), expected.size());
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(of_host[i].text(), expected[i].text());
+      }
+    }
+  }
+}
+
+TEST(SpikeGate, GivesACopyOfItsWindows) {
+  SpikeGate gate({.z_score = 3, .window = 4, .policy = SpikePolicy::skip});
+  const auto check = [&](double value) {
+    gate.check(0, 0, {.loss = at::scalar_tensor(value), .grad_norm = at::scalar_tensor(value)});
+  };
+  check(1);
+  check(2);
+  const NamedTensors saved = gate.save();
+  check(3);
+  EXPECT_TRUE(at::equal(saved.front().second, at::tensor({1.0, 2.0}, at::kDouble)));
+}
+
 /// Scales the loss of chosen steps of this process, or makes it NaN.
 class SpikingTask final : public TinyTask {
  public:
@@ -479,7 +529,7 @@ class LoudTask : public TinyTask {
 };
 
 /// Two optimizers, each for one parameter. In step `step`, one of them has steep gradients, a loss to which something
-/// is added, or no update.
+/// is added, or no update. The second one has its first update in step `second_from`.
 class TwoPartsTask final : public Task {
  public:
   struct Options {
@@ -488,6 +538,7 @@ class TwoPartsTask final : public Task {
     double added = 0;
     bool pauses = false;
     std::int64_t step = 27;
+    std::int64_t second_from = 0;
   };
   explicit TwoPartsTask(const Options& options) : options_(options) {
     const at::NoGradGuard no_grad;
@@ -505,7 +556,7 @@ class TwoPartsTask final : public Task {
     return {first, second};
   }
   void optimize(Step& step) override {
-    for (std::size_t i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < (step.number() < options_.second_from ? 1U : 2U); ++i) {
       OptimizerStep& optimizer = step.optimizer(i);
       optimizer.zero_grad();
       const Options now = step.number() == options_.step && i == options_.which ? options_ : Options{};
@@ -659,6 +710,7 @@ TEST_P(AnomaliesOnRanks, HaveTheSameConsequenceOnAllWithAccumulationAndTwoOptimi
        .where = Where::gradient,
        .actions = {"another rate in step 31"}},
       {.spike = SpikePolicy::rollback, .optimizer = 1, .where = Where::gradient, .actions = back},
+      {.spike = SpikePolicy::rollback, .where = Where::gradient, .actions = back},
       {.spike = SpikePolicy::stop, .where = Where::inputs, .actions = failure, .good_checkpoint = 24},
       {.spike = SpikePolicy::warn, .where = Where::inputs, .actions = nothing},
       {.spike = SpikePolicy::skip, .where = Where::inputs, .actions = skip_both},
@@ -1011,6 +1063,23 @@ TEST(Anomalies, OfARateThatIsLoweredAfterAResumeAreAnEventWithTheSpike) {
   EXPECT_EQ(event["spike_step"], 27);
   EXPECT_EQ(event["rank"], 1);
   EXPECT_EQ(samples_of(event), samples_of_steps(27, 27));
+}
+
+// The task reports the loss of its first optimizer only.
+TEST(Anomalies, OfOneOfSeveralOptimizersNameNoRank) {
+  const CapturedStderr silent;
+  for (const std::int64_t second_from : {0, 35}) {
+    const TempDir dir;
+    state_after(2, told_config(SpikePolicy::skip, dir.path() / "run"), [&](const World& world) {
+      return std::make_unique<TwoPartsTask>(
+          TwoPartsTask::Options{.which = 0, .added = world.is_main() ? 0.0 : 100.0, .second_from = second_from});
+    });
+    const auto events = events_of(dir.path() / "run", "spike");
+    ASSERT_EQ(events.size(), 1U);
+    EXPECT_EQ(events[0]["step"], 27);
+    EXPECT_EQ(events[0]["metric"], "loss");
+    EXPECT_FALSE(events[0].contains("rank")) << "second optimizer from step " << second_from;
+  }
 }
 
 TEST(Anomalies, OfAGradientAreAnEventWithTheSamplesOfAllRanks) {

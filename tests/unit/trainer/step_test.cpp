@@ -23,7 +23,9 @@
 #include <lockstep/metrics/classification.h>
 #include <lockstep/optim/optimizers.h>
 
+#include "base/mapped.h"
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
@@ -37,6 +39,7 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 static_assert(!std::is_copy_constructible_v<OptimizerStep> && !std::is_move_constructible_v<OptimizerStep>,
               "a copy would count its own forwards and losses");
@@ -253,6 +256,164 @@ TEST(Step, RefusesAnUpdateWithGradientsThatTheBackwardOfAnotherOptimizerChanged)
                         HasSubstr("call update() of optimizer 0 before the backward of optimizer 1")));
     }
     EXPECT_TRUE(are_equal(trained_in(Order::frozen, ranks), trained_in(Order::actor_first, ranks))) << ranks;
+  }
+}
+
+/// How the parameters of one module are given to two optimizers.
+enum class Division { by_modules, by_groups };
+
+/// Two layers, each with an optimizer and a loss of its own.
+class TwoLayers final : public Task {
+ public:
+  TwoLayers(Division division, bool updates_last) : division_(division), updates_last_(updates_last) {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : net_->parameters()) {
+      parameter.copy_(at::cos(at::arange(parameter.numel(), at::kFloat)).view(parameter.sizes()) * 0.3);
+    }
+  }
+  torch::nn::Module& module() override { return *net_; }
+  std::vector<OptimizerSpec> optimizers() override {
+    OptimizerSpec first(sgd({.lr = 0.1, .momentum = 0.9}));
+    OptimizerSpec second(adamw({.lr = 0.1}));
+    if (division_ == Division::by_modules) {
+      first.module = layers_[0].get();
+      second.module = layers_[1].get();
+    } else {
+      first.groups = {{.select = named("0.*")}};
+      second.groups = {{.select = named("1.*")}};
+    }
+    return {first, second};
+  }
+  void optimize(Step& step) override {
+    for (std::size_t i = 0; i < 2; ++i) {
+      OptimizerStep& optimizer = step.optimizer(i);
+      optimizer.zero_grad();
+      for (const Batch& batch : step.batches()) {
+        const StepOutput out = optimizer.forward(
+            batch, [&](const Batch& b) -> StepOutput { return at::mse_loss(layers_[i](b.input), b.target); });
+        optimizer.backward(out);
+        step.add(out);
+      }
+      if (!updates_last_) {
+        optimizer.update();
+      }
+    }
+    for (std::size_t i = 0; updates_last_ && i < 2; ++i) {
+      step.optimizer(i).update();
+    }
+  }
+
+ private:
+  Division division_;
+  bool updates_last_;
+  std::vector<torch::nn::Linear> layers_{torch::nn::Linear(4, 1), torch::nn::Linear(4, 1)};
+  torch::nn::Sequential net_{layers_[0], layers_[1]};
+};
+
+/// The same on all ranks. Each entry of `stops`: a start that ends after this step; 0: at the end of the training. The
+/// last step of an epoch has one sample.
+std::vector<at::Tensor> layers_trained_in(TrainConfig config, Division division, bool updates_last,
+                                          const std::vector<std::int64_t>& stops = {0}) {
+  const TempDir dir;
+  std::vector<std::vector<at::Tensor>> weights(static_cast<std::size_t>(config.nprocs));
+  config = in_memory(config);
+  config.max_epochs = 2;
+  config.batch_size = 4;
+  config.run_dir = (dir.path() / "run").string();
+  config.checkpoint.enabled = stops.size() > 1;
+  for (const std::int64_t stop : stops) {
+    config.max_steps = stop;
+    thread_world(config.nprocs, [&](World& world) {
+      const Plan plan = plan_for(config.nprocs, config);
+      TwoLayers task(division, updates_last);
+      DataLoader data(tiny_data(33), plan.loader, world);
+      Trainer(plan, world).fit(task, data);
+      weights[static_cast<std::size_t>(world.rank())] = weights_of(task);
+    });
+  }
+  EXPECT_TRUE(are_equal(weights.front(), weights.back()));
+  return weights.front();
+}
+
+TEST(Step, TrainsTwoOptimizersThatGroupsDivide) {
+  const std::vector<at::Tensor> before = [] {
+    TwoLayers task(Division::by_groups, false);
+    return weights_of(task);
+  }();
+  for (const int ranks : {1, 2, 3}) {
+    for (TrainConfig config : {TrainConfig{}, TrainConfig{.accumulation = 2, .optim = {.max_grad_norm = 0.5}},
+                               TrainConfig{.optim = {.non_finite = NonFinitePolicy::skip}},
+                               TrainConfig{.dist = {.shard_optimizer = true}}}) {
+      config.nprocs = ranks;
+      const std::vector<at::Tensor> expected = layers_trained_in(config, Division::by_modules, false);
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        EXPECT_FALSE(at::equal(before[i], expected[i])) << "the control: all are trained";
+      }
+      EXPECT_TRUE(are_equal(layers_trained_in(config, Division::by_modules, true), expected)) << ranks;
+      EXPECT_TRUE(are_equal(layers_trained_in(config, Division::by_groups, false), expected)) << ranks;
+      EXPECT_TRUE(are_equal(layers_trained_in(config, Division::by_groups, true), expected)) << ranks;
+      EXPECT_TRUE(are_equal(layers_trained_in(config, Division::by_groups, true, {3, 0}), expected)) << ranks;
+    }
+  }
+}
+
+/// What the fit of a task with these groups, one optimizer for each, writes to standard error.
+std::string told_about(const std::vector<std::string>& patterns) {
+  class Divided final : public TinyTask {
+   public:
+    explicit Divided(const std::vector<std::string>& patterns) : patterns_(patterns) {}
+    std::vector<OptimizerSpec> optimizers() override {
+      return mapped(patterns_, [](const std::string& pattern) {
+        OptimizerSpec spec(sgd());
+        spec.groups = {{.select = named(pattern)}};
+        return spec;
+      });
+    }
+    void optimize(Step& step) override {
+      for (std::size_t i = 0; i < step.optimizer_count(); ++i) {
+        update_with(i, step, [this](const Batch& batch) { return training_step(batch); });
+      }
+    }
+
+   private:
+    const std::vector<std::string>& patterns_;
+  } task(patterns);
+  CapturedStderr captured;
+  fit_alone(task);
+  return captured.text();
+}
+
+TEST(Step, TellsOfParametersThatNoOptimizerTrains) {
+  EXPECT_THAT(told_about({"weight", "bias"}), Not(HasSubstr("no optimizer trains")));
+  EXPECT_THAT(told_about({"weight"}), AllOf(HasSubstr("no optimizer trains 1 of 2 parameters: bias; select them"),
+                                            Not(HasSubstr("got no gradient"))));
+  EXPECT_THAT(message_of<ConfigError>([] {
+                told_about({"weight", "*"});
+              }),
+              AllOf(HasSubstr("optimizer 0 ('main') and optimizer 1 ('main') both have the parameter weight"),
+                    HasSubstr("by OptimizerSpec::module or groups")));
+}
+
+/// Clears the gradients of the module before the update.
+class ClearsGradients final : public TinyTask {
+ public:
+  void optimize(Step& step) override {
+    OptimizerStep& optimizer = step.optimizer();
+    optimizer.zero_grad();
+    for (const Batch& batch : step.batches()) {
+      optimizer.backward(optimizer.forward(batch, [this](const Batch& b) { return training_step(b); }));
+    }
+    module().zero_grad();
+    optimizer.update();
+  }
+};
+
+TEST(Step, RefusesAFirstUpdateWithoutAnyGradient) {
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(refusal_of<ClearsGradients>(ranks),
+                AllOf(HasSubstr("2 of 2 parameters got no gradient on rank"),
+                      HasSubstr("they are all that optimizer 'main' trains"),
+                      HasSubstr("nothing may clear gradients between the backward and the update")));
   }
 }
 

@@ -32,9 +32,18 @@ TEST(TimeShares, AdviseWhereMuchOfALongRunWasNotTraining) {
               Optional(EndsWith("of the time: use --data.workers 1, so that the stream is read beside the steps")));
   EXPECT_THAT(after(100, {{Phase::data, 31}}).advice_on_data(2, /*one_reader=*/true),
               Optional(EndsWith("so let the stream read ahead in threads of its own")));
+  const TimeShares copies = after(100, {{Phase::copy, 24}});
+  EXPECT_THAT(copies.advice_on_copies({.workers = 2, .prefetch = 3}),
+              Optional(HasSubstr(
+                  "waiting for copies of batches to the GPU took 24 % of the time: raise --data.prefetch (now 3)")));
+  EXPECT_THAT(copies.advice_on_copies({.workers = 0}), Optional(HasSubstr("use --data.workers 1 or more")));
+  EXPECT_THAT(copies.advice_on_copies({.pin_memory = false}), Optional(HasSubstr("use --data.pin_memory true")));
+  EXPECT_EQ(copies.advice_on_data(2, /*one_reader=*/false), std::nullopt);
   EXPECT_THAT(after(100, {{Phase::save, 25}}).advice_on_saves(), Optional(HasSubstr("saving took 25 % of the time")));
-  const TimeShares good = after(100, {{Phase::data, 15}, {Phase::validation, 60}, {Phase::save, 15}});
+  const TimeShares good =
+      after(100, {{Phase::data, 15}, {Phase::copy, 10}, {Phase::validation, 60}, {Phase::save, 15}});
   EXPECT_EQ(good.advice_on_data(2, /*one_reader=*/false), std::nullopt);
+  EXPECT_EQ(good.advice_on_copies({}), std::nullopt);
   EXPECT_EQ(good.advice_on_saves(), std::nullopt);
 }
 
@@ -47,6 +56,7 @@ TEST(TimeShares, AreThoseBetweenTwoMoments) {
   ProgressRecord record;
   record.set_phase(Phase::data);
   const PhaseTimes begin = record.times();
+  record.set_phase(Phase::copy);
   record.set_phase(Phase::backward);
   record.begin(Operation::all_reduce, 0);
   record.end();

@@ -19,6 +19,7 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/data/stream.h>
 #include <lockstep/metrics/aggregation.h>
 #include <lockstep/sampling/epoch_order.h>
@@ -38,6 +39,7 @@
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -650,6 +652,56 @@ TEST(Trainer, RefusesAStaticGraphWhoseResumedStepsHaveSeveralMicroBatches) {
   EXPECT_THAT([&] { train(2); },
               ThrowsMessage<ConfigError>(HasSubstr("the checkpoint's global batch of 16 is 2 "
                                                    "micro-batches of 4 samples on each of 2 ranks")));
+}
+
+TEST(Trainer, RefusesAStaticGraphWithTheMicroBatchesOfSeveralLoaders) {
+  const auto train = [](int ranks, CombineMode mode) {
+    return message_of<ConfigError>([&] {
+      thread_world(ranks, [&](World& world) {
+        const Plan plan =
+            plan_for(ranks, in_memory({.max_epochs = 1, .batch_size = 4, .dist = {.static_graph = true}}));
+        TinyTask task;
+        CombinedLoader both({std::make_shared<DataLoader>(tiny_data(16), plan.loader, world),
+                             std::make_shared<DataLoader>(tiny_data(8), plan.loader, world)},
+                            mode);
+        Trainer(plan, world).fit(task, both);
+      });
+    });
+  };
+  EXPECT_THAT(train(2, CombineMode::min_size),
+              AllOf(HasSubstr("--dist.static_graph: the source gave a step of 2 micro-batches, expected one"),
+                    HasSubstr("combine loaders with CombineMode::sequential")));
+  EXPECT_EQ(train(2, CombineMode::sequential), "no error");
+  EXPECT_EQ(train(1, CombineMode::min_size), "no error");
+}
+
+TEST(Trainer, NamesTheStateOfACallbackThatIsNoDenseTensor) {
+  class Saving final : public Callback {
+   public:
+    explicit Saving(at::Tensor state) : state_(std::move(state)) {}
+    std::string name() const override { return "counter"; }
+    std::uint32_t stages() const override { return 0; }
+    void on(const StageContext&) override {}
+    NamedTensors save() const override { return {{"seen", state_}}; }
+
+   private:
+    at::Tensor state_;
+  };
+  const auto saved = [](const at::Tensor& state) {
+    return message_of<CheckpointError>([&] {
+      const TempDir dir;
+      TrainConfig config = in_memory({.max_steps = 1, .batch_size = 4});
+      config.run_dir = (dir.path() / "run").string();
+      config.checkpoint.enabled = true;
+      Session session = Session::single(config);
+      TinyTask task;
+      DataLoader data(tiny_data(16), session.plan.loader, session.world);
+      Trainer(session).add(std::make_shared<Saving>(state)).fit(task, data);
+    });
+  };
+  EXPECT_THAT(saved({}), HasSubstr("callback 'counter' saved an undefined tensor as 'seen', expected a dense tensor"));
+  EXPECT_THAT(saved(at::eye(2).to_sparse()), HasSubstr("callback 'counter' saved a tensor without dense values as"));
+  EXPECT_EQ(saved(at::eye(2)), "no error");
 }
 
 // Not at the first save, which would lose the training until then.

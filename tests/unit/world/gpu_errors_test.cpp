@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/exception_text.h"
 #include "data/sample_error.h"
 #include "world/out_of_memory.h"
 #include "world/peer_errors.h"
@@ -39,10 +40,11 @@ TEST(OutOfMemory, IsSeenInTheErrorsOfEveryLibrary) {
 }
 
 TEST(OutOfMemory, IsSeenInTheErrorOfADataSet) {
-  EXPECT_TRUE(is_out_of_memory(sample_error("sample 7", std::bad_alloc())));
-  EXPECT_TRUE(is_out_of_memory(sample_error("sample 7", c10::OutOfMemoryError(kHere, "CUDA out of memory. Tried"))));
-  EXPECT_FALSE(is_out_of_memory(sample_error("sample 7", std::runtime_error("not an image"))));
-  const std::string hint = out_of_memory_hint(sample_error("sample 7", std::bad_alloc()), Plan{}, 0);
+  EXPECT_TRUE(is_out_of_memory(sample_error("sample 7", exception_text(std::bad_alloc()))));
+  const c10::OutOfMemoryError of_gpu(kHere, "CUDA out of memory. Tried");
+  EXPECT_TRUE(is_out_of_memory(sample_error("sample 7", exception_text(of_gpu))));
+  EXPECT_FALSE(is_out_of_memory(sample_error("sample 7", "std::runtime_error: not an image")));
+  const std::string hint = out_of_memory_hint(sample_error("sample 7", exception_text(std::bad_alloc())), Plan{}, 0);
   EXPECT_NE(hint.find("use fewer --data.workers"), std::string::npos) << hint;
 }
 

@@ -1,8 +1,10 @@
-// How much the ranks ask the rendezvous store: not more for each rank if there are more ranks.
+// How much the ranks ask the rendezvous store, and exchange: not more for each rank if there are more ranks.
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,9 +15,14 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <lockstep/base/error.h>
 #include <lockstep/environment/identity.h>
+#include <lockstep/trainer/callback.h>
 #include <lockstep/world/world.h>
 
+#include "checkpoint/main_rank.h"
+#include "trainer/callbacks/callback_list.h"
+#include "trainer/callbacks/function_callback.h"
 #include "world/rendezvous.h"
 #include "world/world_access.h"
 
@@ -33,10 +40,15 @@ class CountingStore final : public c10d::Store {
 
   /// Without those that found nothing yet: they only show how long a rank waited.
   int questions() const noexcept { return questions_; }
+  /// What the rank noted of its collectives, in order: "number what".
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
 
   c10::intrusive_ptr<Store> clone() override { return shared_->clone(); }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     ++questions_;
+    if (key.starts_with("at/")) {
+      notes_.emplace_back(value.begin(), value.end());
+    }
     shared_->set(key, value);
   }
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& current,
@@ -71,6 +83,7 @@ class CountingStore final : public c10d::Store {
  private:
   c10::intrusive_ptr<c10d::Store> shared_;
   int questions_ = 0;
+  std::vector<std::string> notes_{};
 };
 
 /// Questions of each rank in `work`, which gets the rank and its store, and returns how many to leave out.
@@ -139,6 +152,47 @@ TEST(StoreQuestions, OfTakingTurnsAreAsManyAsRanks) {
         },
         /*for_each=*/2);
   }
+}
+
+// A gather takes something from each rank to each. Here one rank has something to say, mostly rank 0.
+TEST(Exchanges, OfWhatRank0DidAreNoGathers) {
+  constexpr int kRanks = 3;
+  for (const int writer : {0, 2}) {
+    questions_of(kRanks, [&](int rank, const c10::intrusive_ptr<CountingStore>& store) {
+      World world = WorldAccess::make(store, {.rank = rank, .size = kRanks, .local_rank = rank, .local_size = kRanks},
+                                      c10::Device(c10::kCPU), Backend::gloo, kPatience);
+      std::vector<std::string> expected(kRanks);
+      expected[static_cast<std::size_t>(writer)] = "done";
+      EXPECT_EQ(run_on(world, "work", rank == writer, [] { return std::string("done"); }), expected);
+      EXPECT_EQ(std::ranges::any_of(store->notes(), [](const auto& note) { return note.ends_with(" gather"); }),
+                writer != 0);
+      EXPECT_THROW(run_on(world, "work", rank == writer, []() -> std::string { throw CheckpointError("damaged"); }),
+                   CheckpointError);
+      return 0;
+    });
+  }
+}
+
+TEST(Exchanges, OfTheStagesOfCallbacksAreNoGathers) {
+  constexpr int kRanks = 3;
+  questions_of(kRanks, [&](int rank, const c10::intrusive_ptr<CountingStore>& store) {
+    World world = WorldAccess::make(store, {.rank = rank, .size = kRanks, .local_rank = rank, .local_size = kRanks},
+                                    c10::Device(c10::kCPU), Backend::gloo, kPatience);
+    CallbackList callbacks;
+    callbacks.begin(world);
+    EXPECT_FALSE(callbacks.has_any());
+    if (rank == 2) {
+      callbacks.add(std::make_shared<FunctionCallback>(
+          "mine", static_cast<std::uint32_t>(Stage::epoch_end), [](const StageContext&) {}, OnOptions()));
+    }
+    callbacks.begin(world);
+    EXPECT_TRUE(callbacks.has_any());
+    EXPECT_TRUE(callbacks.acts_at(Stage::epoch_end));
+    EXPECT_FALSE(callbacks.acts_at(Stage::step_end));
+    EXPECT_FALSE(store->notes().empty());
+    EXPECT_FALSE(std::ranges::any_of(store->notes(), [](const auto& note) { return note.ends_with(" gather"); }));
+    return 0;
+  });
 }
 
 }  // namespace

@@ -2,9 +2,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <limits>
+#include <stdexcept>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -13,6 +17,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/environment/identity.h>
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
@@ -20,6 +25,7 @@
 #include "failure/deadlines.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -175,21 +181,36 @@ TEST_P(WorldOf, TakesTurns) {
   });
 }
 
+// Only the main rank gives infos.
+TEST_P(WorldOf, TellsTheLogOfEachRankWhatIsLeft) {
+  thread_world(GetParam(), [](World& world) {
+    std::vector<LogLevel> levels;
+    const LogScope scope([&](LogLevel level, std::string_view) { levels.push_back(level); });
+    WorldAccess::tell_what_is_left(world, "step 4 is saved");
+    EXPECT_THAT(levels, ElementsAre(world.is_main() ? LogLevel::info : LogLevel::warning));
+  });
+}
+
 TEST_P(WorldOf, TellsEveryRankWhatFailedOnOne) {
   std::atomic<int> told{0};
   thread_world(GetParam(), [&](World& world) {
     const int bad = world.size() - 1;
     try {
       world.main_first("prepare", [&] {
-        if (world.rank() == bad) {
-          throw std::runtime_error("no space");
+        if (world.rank() != bad) {
+          return;
+        }
+        try {
+          throw std::runtime_error("quota");
+        } catch (...) {
+          std::throw_with_nested(std::runtime_error("no space"));
         }
       });
       FAIL() << "rank " << world.rank() << " heard nothing";
     } catch (const CommError& error) {
       EXPECT_NE(world.rank(), bad);
       EXPECT_THAT(error.what(), HasSubstr("prepare failed on rank"));
-      EXPECT_THAT(error.what(), HasSubstr("no space"));
+      EXPECT_THAT(error.what(), HasSubstr("std::runtime_error: no space: caused by std::runtime_error: quota"));
     } catch (const std::runtime_error& error) {
       EXPECT_EQ(world.rank(), bad) << error.what();
     }
@@ -345,7 +366,7 @@ TEST(World, GathersWithoutAGraph) {
 
 TEST_P(WorldOf, HasOneSizeForGatheredTensorsOfDifferentLengths) {
   thread_world(GetParam(), [](World& world) {
-    world.all_gather(at::ones({world.rank() + 1, 4}));
+    static_cast<void>(world.all_gather(at::ones({world.rank() + 1, 4})));
     EXPECT_EQ(view(WorldAccess::progress(world)).bytes, std::int64_t{world.size()} * 4 * 4);
   });
 }

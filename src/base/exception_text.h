@@ -1,0 +1,19 @@
+// What an exception says, whatever its type. Torch-free.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace lockstep {
+
+/// "std::runtime_error: not an image", without LibTorch's stack trace; an Error has no type in its text. The cause of
+/// an exception that was thrown with std::throw_with_nested follows: "...: caused by std::bad_alloc: ...".
+std::string exception_text(const std::exception& error);
+
+/// "caused by std::bad_alloc: ..."; "" without a cause.
+std::string cause_text(const std::exception& error);
+
+/// The same for the exception that is being handled: "unknown exception of type int" for such a one.
+std::string current_exception_text();
+
+}  // namespace lockstep
