@@ -137,10 +137,9 @@ TEST_F(Stop, SavesAlsoIfTheLauncherHasThreads) {
 // A long step is completed and then saved.
 TEST_F(Stop, DuringALongStepWaitsForIt) {
   auto words = train();
-  words.insert(words.end(),
-               {"--fail", "slow", "--fail_step", "60", "--dist.grace_s", "0.5", "--report.every_steps", "60"});
+  words.insert(words.end(), {"--fail", "slow", "--fail_step", "60", "--dist.grace_s", "0.5"});
   Process process(words);
-  ASSERT_TRUE(process.wait_for("step 60 ")) << process.err();
+  ASSERT_TRUE(process.wait_for("is slow now")) << process.err();
   process.signal(SIGTERM);
   const auto result = process.wait();
   EXPECT_EQ(result.code, 75) << result.err;
@@ -154,9 +153,9 @@ TEST_F(Stop, ThatIsFollowedByAKillLosesStepsOnly) {
   const TempDir straight_dir;
   ASSERT_EQ(run_program(command(TRAIN_PROGRAM, straight_dir.path() / "run", flags(straight_dir))).code, 0);
   auto words = train();
-  words.insert(words.end(), {"--fail", "sleep", "--fail_step", "60", "--report.every_steps", "60"});
+  words.insert(words.end(), {"--fail", "sleep", "--fail_step", "60"});
   Process process(words);
-  ASSERT_TRUE(process.wait_for("step 60 ")) << process.err();
+  ASSERT_TRUE(process.wait_for("hangs now")) << process.err();
   process.signal(SIGTERM);
   EXPECT_FALSE(process.ended_within(milliseconds(500)));
   const auto ranks = Process::ranks_of(process.pid());

@@ -146,7 +146,8 @@ struct Way {
   std::string name;
   std::function<void(TrainConfig&)> configure = [](TrainConfig&) {};
   std::function<std::unique_ptr<SmallTask>()> task = [] { return std::make_unique<SmallTask>(0.1); };
-  bool reads_on_cpu = false;  // there Adam reads its step counts with item(), and SGD in half precision is not fused
+  /// There Adam and the spike gate read numbers with item(), and SGD in half precision is not fused.
+  bool reads_on_cpu = false;
 };
 
 std::vector<Way> ways() {
@@ -162,7 +163,8 @@ std::vector<Way> ways() {
            [](TrainConfig& config) {
              config.optim.non_finite = NonFinitePolicy::skip;
              config.spike = {.z_score = 4, .window = 20, .inputs = true, .policy = SpikePolicy::skip};
-           }},
+           },
+       .reads_on_cpu = true},
       {.name = "skips what is not finite, in bf16",
        .configure =
            [](TrainConfig& config) {

@@ -128,6 +128,8 @@ class Failure {
     if (is_due(phase)) {
       if (options_.fail == "sleep" || options_.fail == "spin") {
         fmt::print(stderr, "hangs now\n");
+      } else if (options_.fail == "slow") {
+        fmt::print(stderr, "is slow now\n");
       }
       kFailures.at(options_.fail)();
     }
