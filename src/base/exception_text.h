@@ -13,7 +13,8 @@ std::string exception_text(const std::exception& error);
 /// "caused by std::bad_alloc: ..."; "" without a cause.
 std::string cause_text(const std::exception& error);
 
-/// The same for the exception that is being handled: "unknown exception of type int" for such a one.
+/// exception_text() of the exception that is being handled. Of one that is no std::exception: "unknown exception of
+/// type int".
 std::string current_exception_text();
 
 }  // namespace lockstep

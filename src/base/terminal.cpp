@@ -58,6 +58,8 @@ Terminal probe_terminal(int fd, const Variables& variables) {
   return terminal;
 }
 
+std::size_t text_columns(int width) { return static_cast<std::size_t>(std::clamp(width, 60, 120)); }
+
 void write_line(std::string_view text) {
   Console& shared = console();
   const std::lock_guard lock(shared.mutex);

@@ -1,6 +1,7 @@
 // Output to terminals and pipes, and the one status line that stays below the log. Torch-free.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -16,6 +17,9 @@ struct Terminal {
 
 /// Queries a descriptor; the caller passes the environment variables.
 Terminal probe_terminal(int fd, const Variables& variables);
+
+/// Of a text in a terminal of this width: 60 to 120, so that its lines can be read.
+std::size_t text_columns(int width);
 
 /// Writes everything, also to a descriptor that does not block; one write(2) if it accepts all bytes. Errors are
 /// ignored: there is no other place to report them, and a reader that has ended (`| head`) must not end the run.

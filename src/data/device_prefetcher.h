@@ -29,7 +29,7 @@ struct PreparedBatch {
 /// arrived.
 class DevicePrefetcher {
  public:
-  /// `world`: is not kept.
+  /// Keeps no reference to `world`.
   DevicePrefetcher(const World& world, const DataConfig& data);
 
   /// The copy stream. It is the current stream while batches are built, so that `arrived` also covers what a data set

@@ -152,7 +152,6 @@ void FusedAdamW::share_steps() {
         counters.try_emplace({device.type(), device.index(), state.step.item().toLong()}, state.step);
     state.step = found->second;
   }
-  forget_lists();
 }
 
 void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
@@ -162,6 +161,7 @@ void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<FusedAdamWState, torch::optim::AdamWOptions>(archive, *this);
   share_steps();
+  forget_lists();
 }
 
 }  // namespace lockstep

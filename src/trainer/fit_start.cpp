@@ -319,9 +319,8 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   validation_times_.begin(limits_.steps_per_epoch());  // a resumed epoch may have another number of steps
   Metrics measured = metrics_of(origin->contents);
   reports_.restore_last(measured);
-  const bool ended_epoch =
-      state_.epoch >
-      saved_state(origin->contents).epoch;  // with this global batch, the epoch of the checkpoint is over
+  // With this global batch, the epoch of the checkpoint is over.
+  const bool ended_epoch = state_.epoch > saved_state(origin->contents).epoch;
   if (ended_epoch && validation_ != nullptr && !has_validation(measured)) {
     place_.validation_is_due |= validation_times_.is_due(state_, place_.steps, /*ends_epoch=*/true);
   }

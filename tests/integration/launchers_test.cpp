@@ -312,18 +312,29 @@ TEST(SlurmStep, PlansARankForEachGpuWithOneTaskPerNode) {
   }
 }
 
+struct BatchJob {
+  int code = 0;
+  std::string log{};
+};
+
+/// Waits for the end of a job whose script has these lines.
+BatchJob run_batch(const SlurmCluster& cluster, const TempDir& dir, const std::vector<std::string>& options,
+                   const std::string& lines) {
+  const auto script = dir.path() / "job.sh";
+  const auto log = dir.path() / "job.log";
+  std::ofstream(script) << "#!/bin/sh\n" << lines << '\n';
+  const auto result =
+      cluster.run(with(with({"sbatch", "--wait", "--output=" + log.string()}, options), {script.string()}));
+  return {.code = result.code, .log = result.err + read_text(log)};
+}
+
 TEST(SlurmBatch, TrainsAloneWithoutSrunAndSaysSo) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
   const TempDir dir;
-  const auto script = dir.path() / "job.sh";
-  const auto log = dir.path() / "job.log";
-  const auto train = join(launch({}, dir.path() / "run"), " ");
-  std::ofstream(script) << "#!/bin/sh\n" << train << '\n';
-  const auto result =
-      cluster.run({"sbatch", "--wait", "-N2", "--ntasks-per-node=2", "--output=" + log.string(), script.string()});
-  EXPECT_EQ(result.code, 0) << result.err;
-  const std::string text = read_text(log);
+  const auto [code, text] =
+      run_batch(cluster, dir, {"-N2", "--ntasks-per-node=2"}, join(launch({}, dir.path() / "run"), " "));
+  EXPECT_EQ(code, 0) << text;
   EXPECT_THAT(text, HasSubstr("launch       alone"));
   EXPECT_THAT(
       text,
@@ -335,12 +346,9 @@ TEST(SlurmBatch, StartsOneTaskPerRankWithSrun) {
   LOCKSTEP_REQUIRE(SlurmCluster::networks());
   const SlurmCluster cluster("netns");
   const TempDir dir;
-  const auto script = dir.path() / "job.sh";
-  const auto log = dir.path() / "job.log";
-  std::ofstream(script) << "#!/bin/sh\n" << join(launch({"srun"}, dir.path() / "run"), " ") << '\n';
-  const auto result =
-      cluster.run({"sbatch", "--wait", "-N2", "--ntasks=3", "--output=" + log.string(), script.string()});
-  EXPECT_EQ(result.code, 0) << read_text(log);
+  const auto [code, text] =
+      run_batch(cluster, dir, {"-N2", "--ntasks=3"}, join(launch({"srun"}, dir.path() / "run"), " "));
+  EXPECT_EQ(code, 0) << text;
   EXPECT_EQ(final_state(dir.path() / "run"), own_state(dir.path() / "own", 3));
 }
 
@@ -349,20 +357,17 @@ TEST(SlurmBatch, StartsTheStepAgainWhenMemoryRunsOut) {
   LOCKSTEP_REQUIRE(SlurmCluster::requirements());
   const SlurmCluster cluster("loopback");
   const TempDir dir;
-  const auto script = dir.path() / "job.sh";
-  const auto log = dir.path() / "job.log";
   const auto train = join(launch({"srun", "--kill-on-bad-exit=1"}, dir.path() / "run",
                                  {"--batch_size", "8", "--memory.halve_batch", "true", "--fits", "4", "--fail_step",
                                   "0", "--fail_in", "nowhere", "--fail_rank", "1"}),
                           " ");
-  std::ofstream(script) << "#!/bin/sh\nset -eu\nexport MASTER_ADDR=127.0.0.1\ncode=77\nwhile [ $code = 77 ]; do\n"
-                        << "  code=0\n  " << train << " || code=$?\ndone\nexit $code\n";
-  const auto result =
-      cluster.run({"sbatch", "--wait", "-N1", "--ntasks=2", "--output=" + log.string(), script.string()});
-  EXPECT_EQ(result.code, 0) << result.err << read_text(log);
-  EXPECT_THAT(read_text(log), HasSubstr("Exited with exit code 77"));
-  EXPECT_THAT(read_text(log),
-              HasSubstr("micro-batches have 4 samples instead of 8 (--memory.halve_batch): 8 did not fit"));
+  const auto [code, text] =
+      run_batch(cluster, dir, {"-N1", "--ntasks=2"},
+                "set -eu\nexport MASTER_ADDR=127.0.0.1\ncode=77\nwhile [ $code = 77 ]; do\n  code=0\n  " + train +
+                    " || code=$?\ndone\nexit $code");
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_THAT(text, HasSubstr("Exited with exit code 77"));
+  EXPECT_THAT(text, HasSubstr("micro-batches have 4 samples instead of 8 (--memory.halve_batch): 8 did not fit"));
 }
 
 /// The scripts of examples/slurm as they are. Their ranks train on the CPU.

@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// `state`: as in ProcessState. False if the process is not in it after 30 s.
+/// `state`: as in ProcessState. False if the process is not in it after 30 s. It asks again and again, because the
+/// kernel tells nobody that a process waits.
 inline bool comes_into_state(pid_t pid, char state) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (read_process_state(pid).state != state) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/mapped.h"
+#include "base/terminal.h"
 #include "base/text.h"
 
 namespace lockstep {
@@ -242,8 +243,6 @@ std::vector<std::pair<std::string, std::string>> system_rows(const Facts& facts)
 constexpr std::size_t kFindingIndent = 22;
 
 }  // namespace
-
-std::size_t text_columns(int width) { return static_cast<std::size_t>(std::clamp(width, 60, 120)); }
 
 std::string finding_text(const Finding& found, std::size_t columns) {
   std::string head = fmt::format("  {:4}  {:12}", label_of(found.level), found.subject);

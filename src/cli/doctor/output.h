@@ -11,8 +11,6 @@
 
 namespace lockstep {
 
-std::size_t text_columns(int width);  ///< of a text in a terminal of this width: 60 to 120
-
 /// A line with level and subject, and the fix below it.
 std::string finding_text(const Finding& found, std::size_t columns);
 Json finding_json(const Finding& found);

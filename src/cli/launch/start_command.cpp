@@ -24,7 +24,6 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/doctor/output.h"
 #include "cli/launch/plan_command.h"
 #include "cli/launch/run_command.h"
 #include "cli/launch/shell_words.h"

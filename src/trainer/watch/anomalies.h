@@ -71,8 +71,8 @@ class Anomalies {
   std::optional<Spike> spike_{};           // the same
   ReplacedSamples replaced_{};
   RunSnapshot snapshot_{};
-  std::vector<std::int64_t>
-      to_leave_out_{};  // samples of this rank since the copy or the last rollback, the first million
+  // Samples of this rank since the copy or the last rollback, the first million.
+  std::vector<std::int64_t> to_leave_out_{};
   int rollbacks_in_a_row_ = 0;
   std::int64_t rolled_back_at_ = -1;  // the step after which that was done the last time
   bool parameters_finite_ = true;

@@ -58,11 +58,12 @@ at::Tensor SpikeGate::check_on_host(std::int64_t step, std::size_t optimizer, co
   values[rows - 1] = found.grad_norm.item<double>();
   const at::Tensor sums = windows.values.sum(1);
   const at::Tensor squares = at::zeros_like(windows.values);
+  auto* const squared = squares.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < rows; ++i) {
     means[i] = sums.const_data_ptr<double>()[i] / std::max(counts[i], 1.0);
     for (std::size_t place = size - static_cast<std::size_t>(counts[i]); place < size; ++place) {
       const double difference = kept[i * size + place] - means[i];
-      squares.mutable_data_ptr<double>()[i * size + place] = difference * difference;
+      squared[i * size + place] = difference * difference;
     }
   }
   const at::Tensor deviations = squares.sum(1).div_(windows.counts.clamp_min(1)).sqrt_();
