@@ -289,7 +289,6 @@ LrSchedule::LrSchedule(std::string_view text) : text_(to_lower(trim(text))) {
                            "give it a length (for=10ep) or an end (until=80%)"});
     }
   }
-  counts_epochs_ = std::ranges::any_of(phases, counts_epochs);
   phases_ = std::make_shared<const std::vector<LrPhase>>(std::move(phases));
 }
 
@@ -309,7 +308,7 @@ double LrSchedule::factor(const ScheduleStep& at) const {
   ScheduleStep run = at;
   double start = 0;
   for (const LrPhase& phase : *phases_) {
-    if (counts_epochs_ && run.epochs_from != 0 && counts_epochs(phase)) {
+    if (run.epochs_from != 0 && counts_epochs(phase)) {
       const std::int64_t from = std::exchange(run.epochs_from, 0);  // from here on in steps of the present epoch
       run.step -= from;
       run.total_steps -= run.total_steps > 0 ? from : 0;

@@ -73,7 +73,6 @@ class LrSchedule {
  private:
   std::string text_{};
   std::shared_ptr<const std::vector<LrPhase>> phases_{};
-  bool counts_epochs_ = false;  // a length is in epochs, or a phase changes only with them
   Function function_{};
   std::vector<Problem> problems_{};
 };
