@@ -16,6 +16,10 @@ int main(int argc, char** argv) {
   return lockstep::run(defaults, flags, argc, argv, [&](lockstep::Session& session) {
     lockstep::World& world = session.world;
     const lockstep::TrainConfig& config = session.plan.config;
+    if (config.max_steps == 0 || config.max_epochs > 0) {
+      throw lockstep::ConfigError("this loop ends at --max_steps and counts no epochs",
+                                  "set --max_steps, and leave --max_epochs at 0");
+    }
     const auto text = char_gpt::load_text(file);
     char_gpt::Gpt model(static_cast<std::int64_t>(text.alphabet.size()), char_gpt::kDropout);
     lockstep::DataLoader data(std::make_shared<char_gpt::Windows>(text.train, 1), session.plan.loader, world);
@@ -29,6 +33,7 @@ int main(int argc, char** argv) {
     lockstep::seed_rng({.seed = config.seed, .rank = world.rank()}, world.device());
 
     std::int64_t step = 0;
+    std::int64_t saved_step = 0;
     const auto save = [&] {
       // Keep a number that is not whole as a tensor, which is exact: a group {"own", {{"energy",
       // torch::tensor(energy)}}}.
@@ -36,13 +41,14 @@ int main(int argc, char** argv) {
                  {.tensors = {{"model", lockstep::module_tensors(*model)}, {"optimizer", strategy->optimizer_state()}},
                   .values = lockstep::position_values(data.position()),
                   .per_rank = lockstep::rng_state(world.device())});
+      saved_step = step;
     };
     if (const auto stored = store.load_latest()) {
       const lockstep::CheckpointContents& contents = stored->contents;
       lockstep::load_module(*model, contents.tensors.at("model"));
       strategy->load_optimizer_state(contents.tensors.at("optimizer"));
       data.seek(lockstep::position_of(contents.values));
-      step = stored->step;
+      step = saved_step = stored->step;
       lockstep::restore_rng(contents.per_rank, {.seed = config.seed, .rank = world.rank(), .step = step},
                             world.device());
     }
@@ -64,18 +70,20 @@ int main(int argc, char** argv) {
             loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
       }
       optimizer.finish();
-      {
+      if (config.optim.max_grad_norm > 0) {
         torch::NoGradGuard no_grad;
         optimizer.scale_grads((config.optim.max_grad_norm / (optimizer.grad_norm() + 1e-6)).clamp_max(1.0));
       }
-      optimizer.set_lr({.step = step, .total_steps = config.max_steps});
+      optimizer.set_lr(
+          {.step = step, .total_steps = config.max_steps, .steps_per_epoch = data.steps_per_epoch().value_or(0)});
       optimizer.step();
       stopped = strategy->agreed().stop;
-      if (++step % config.checkpoint.every_steps == 0) {
+      ++step;
+      if (config.checkpoint.every_steps > 0 && step % config.checkpoint.every_steps == 0) {
         save();
       }
     }
-    if (step % config.checkpoint.every_steps != 0) {
+    if (step != saved_step) {
       save();
     }
     if (stopped) {  // perhaps by a signal to one rank: all end with its exit code

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -29,6 +30,7 @@
 #include "base/run_files.h"
 #include "base/run_pattern.h"
 #include "base/terminal.h"
+#include "config/invocation.h"
 #include "environment/job_end.h"
 #include "environment/own_variables.h"
 #include "failure/deadlines.h"
@@ -124,6 +126,17 @@ bool launched_by_this_program(const std::optional<Identity>& identity) {
   return identity && identity->is_supervised() && !identity->devices.empty();
 }
 
+// The ranks train what this process has read and shown, also if the file is another one when they start. They read a
+// longer file themselves.
+Variables with_config_text(const Variables& environment, const std::optional<std::string>& text) {
+  constexpr std::size_t kMost = 100 << 10;  // Linux has room for 128 KiB in a variable
+  auto variables = environment.all();
+  if (text && text->size() <= kMost) {
+    variables[own_variables::kConfigText] = *text;
+  }
+  return Variables(std::move(variables));
+}
+
 // A run that will be requeued must reach its normal end.
 EarlyStop early_stop(const Plan& plan, const std::optional<Identity>& identity) {
   return plan.config.dist.requeue                ? EarlyStop::wait
@@ -159,6 +172,36 @@ RanksPerNode exchange_with_other_nodes(const Identity& identity, const Plan& pla
                                  signals);
 }
 
+// Returns the exit code if this process starts the ranks, or if a stop was requested before; nullopt: it is the rank.
+// With several nodes, the identity and the plan get the numbers of ranks of all nodes.
+std::optional<int> start_ranks(Plan& plan, std::optional<Identity>& identity, const std::function<Plan()>& make_plan,
+                               const std::vector<std::string>& argv, const Variables& environment) {
+  std::optional<SignalInbox> held;  // the launcher handles signals that arrived before its start
+  if (starts_ranks(identity) && plan.nodes > 1) {
+    held.emplace();
+    RanksPerNode told = exchange_with_other_nodes(*identity, plan, *held);
+    if (told.signal) {
+      return end_without_ranks(stop_code(*told.signal), plan, *identity, environment);
+    }
+    identity->ranks_per_node = std::move(told.ranks);
+    plan = make_plan();
+  }
+  const bool restarts = (plan.config.memory.halve_batch && plan.nodes == 1) || plan.config.dist.max_restarts > 0;
+  if (starts_ranks(identity) && (plan.world_size > plan.nodes || restarts)) {
+    if (!held) {
+      held.emplace();  // a user who reads the table may request a stop
+    }
+    show(plan, identity);
+    return supervise(plan, identity.value_or(Identity{}), own_words(argv), environment);
+  }
+  if (held) {
+    if (const auto signal = held->take_stop()) {
+      return end_without_ranks(stop_code(*signal), plan, *identity, environment);
+    }
+  }
+  return std::nullopt;
+}
+
 int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std::string>& argv,
                 const std::function<void(Session&)>& worker) {
   const Variables environment = read_environment();
@@ -171,7 +214,9 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   if (defaults.run_name.empty()) {
     defaults.run_name = program;
   }
-  const Invocation invocation = parse_invocation(defaults, std::span(argv).subspan(1), environment, flags);
+  const bool is_rank = environment.has(own_variables::kControlFd);
+  std::optional<std::string> config_text = is_rank ? environment.get(own_variables::kConfigText) : std::nullopt;
+  const Invocation invocation = parse_invocation(defaults, std::span(argv).subspan(1), environment, flags, config_text);
   if (invocation.help) {
     fmt::print("{}", help_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
     return 0;
@@ -210,32 +255,12 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
     fmt::print("{}", dry_run_text(with_limit_of_this_machine(plan), identity));
     return 0;
   }
-  std::optional<SignalInbox> held;  // the launcher handles signals that arrived before its start
-  if (starts_ranks(identity) && plan.nodes > 1) {
-    held.emplace();
-    RanksPerNode told = exchange_with_other_nodes(*identity, plan, *held);
-    if (told.signal) {
-      return end_without_ranks(stop_code(*told.signal), plan, *identity, environment);
-    }
-    identity->ranks_per_node = std::move(told.ranks);
-    plan = make_plan();
-  }
-  const bool restarts = (plan.config.memory.halve_batch && plan.nodes == 1) || plan.config.dist.max_restarts > 0;
-  if (starts_ranks(identity) && (plan.world_size > plan.nodes || restarts)) {
-    if (!held) {
-      held.emplace();  // a user who reads the table may request a stop
-    }
-    show(plan, identity);
-    return supervise(plan, identity.value_or(Identity{}), own_words(argv), environment);
-  }
-  if (held) {
-    if (const auto signal = held->take_stop()) {
-      return end_without_ranks(stop_code(*signal), plan, *identity, environment);
-    }
-    held.reset();  // this process is the rank
+  if (const auto code = start_ranks(plan, identity, make_plan, argv, with_config_text(environment, config_text))) {
+    return *code;
   }
   TrainControl control;
-  // Signals are handled from the table on, as above. A launcher's SIGTERM must not interrupt the report of a failure.
+  // Signals are handled from the table on, as in start_ranks(). A launcher's SIGTERM must not interrupt the report of a
+  // failure.
   const SignalScope signals(control, early_stop(plan, identity));
   show(plan, identity);
   return be_a_worker(plan, identity.value_or(Identity{}), environment, control, worker);

@@ -76,10 +76,12 @@ std::shared_ptr<Console> make_console(const std::shared_ptr<Channel>& channel, c
 
 // Hides the descriptor to the supervisor from user code and its children.
 std::shared_ptr<Channel> take_channel(const Identity& identity, ProgressRecord& record) {
+  if (identity.launcher == "lockstep") {
+    std::ranges::for_each(own_variables::kOnlyForTheRank, unsetenv);
+  }
   if (!identity.is_supervised()) {
     return nullptr;
   }
-  std::ranges::for_each(own_variables::kOnlyForTheRank, unsetenv);
   for (const int fd : {identity.control_fd, identity.progress_fd, identity.store_fd}) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
   }

@@ -32,8 +32,8 @@ class Session {
   /// For a plan and a world that the program has made itself. Seeds nothing.
   Session(Plan plan, World world, TrainControl control = {});
 
-  /// Prints lines on the terminal of the main rank, without a rank prefix, or gives them to the LogScope of this
-  /// thread; does nothing on other ranks.
+  /// Prints lines of the main rank to standard error, without a rank prefix, or gives them to the LogScope of this
+  /// thread; does nothing on other ranks. They are infos: report.log_level warning and error hide them.
   void print(std::string_view text);
 
   Plan plan;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <memory>
 
 #include <fmt/format.h>
 
@@ -76,7 +77,8 @@ void append_problem(std::string& text, const std::string& what, const std::strin
 }  // namespace
 
 ConfigError::ConfigError(std::vector<Problem> problems)
-    : Error(summary(problems), only_hint(problems), ExitCode::usage), problems_(std::move(problems)) {}
+    : Error(summary(problems), only_hint(problems), ExitCode::usage),
+      problems_(std::make_shared<const std::vector<Problem>>(std::move(problems))) {}
 
 ConfigError::ConfigError(const std::string& what, std::string hint)
     : ConfigError(std::vector<Problem>{{what, std::move(hint)}}) {}

@@ -47,6 +47,10 @@ std::string current_exception_text() {
     throw;
   } catch (const std::exception& error) {
     return exception_text(error);
+  } catch (const std::string& text) {
+    return "std::string: " + text;
+  } catch (const char* text) {
+    return fmt::format("const char*: {}", text == nullptr ? "null" : text);
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     return fmt::format("unknown exception of type {}", type == nullptr ? "unknown" : type_name(*type));

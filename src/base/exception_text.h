@@ -13,8 +13,8 @@ std::string exception_text(const std::exception& error);
 /// "caused by std::bad_alloc: ..."; "" without a cause.
 std::string cause_text(const std::exception& error);
 
-/// exception_text() of the exception that is being handled. Of one that is no std::exception: "unknown exception of
-/// type int".
+/// exception_text() of the exception that is being handled. Of one that is no std::exception: "std::string: no image"
+/// if it is a text, else "unknown exception of type int".
 std::string current_exception_text();
 
 }  // namespace lockstep

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <set>
 #include <stdexcept>
 #include <system_error>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>

@@ -2,7 +2,6 @@
 // changed. Torch-free.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -8,6 +8,7 @@
 
 #include "base/assertion.h"
 #include "base/log_label.h"
+#include "base/temporary_value.h"
 #include "base/terminal.h"
 
 namespace lockstep {
@@ -24,18 +25,6 @@ ThreadLog& this_thread() noexcept {
   thread_local ThreadLog log;
   return log;
 }
-
-/// What a handler logs itself does not come back to it.
-class WithoutHandler {
- public:
-  WithoutHandler() noexcept : before_(std::exchange(this_thread().handler, nullptr)) {}
-  ~WithoutHandler() { this_thread().handler = before_; }
-  WithoutHandler(const WithoutHandler&) = delete;
-  WithoutHandler& operator=(const WithoutHandler&) = delete;
-
- private:
-  const std::shared_ptr<const LogHandler>* before_;
-};
 
 std::atomic<LogLevel>& threshold() noexcept {
   static std::atomic<LogLevel> level{LogLevel::info};
@@ -81,7 +70,8 @@ bool give_to_log_handler(LogLevel level, std::string_view message) noexcept {
   if (handler == nullptr || *handler == nullptr) {
     return false;
   }
-  const WithoutHandler during_the_call;
+  // What a handler logs itself does not come back to it.
+  const TemporaryValue<decltype(handler)> none(this_thread().handler, nullptr);
   try {
     (**handler)(level, message);
     return true;

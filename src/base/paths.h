@@ -35,17 +35,19 @@ inline std::filesystem::path working_directory() {
   return std::filesystem::current_path(error);
 }
 
+/// The absolute path without links and without a slash at its end. It does not have to exist.
+inline std::filesystem::path without_links(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path full = std::filesystem::absolute(path, error);
+  const std::filesystem::path found = std::filesystem::weakly_canonical(full, error);
+  const std::filesystem::path normal = error ? full.lexically_normal() : found;
+  return normal.has_filename() ? normal : normal.parent_path();  // "a/" -> "a"
+}
+
 /// Whether `path` is in `directory`, or is the directory itself. Follows links. Neither has to exist.
 inline bool is_inside(const std::filesystem::path& path, const std::filesystem::path& directory) {
-  const auto real = [](const std::filesystem::path& given) {
-    std::error_code error;
-    const std::filesystem::path full = std::filesystem::absolute(given, error);
-    const std::filesystem::path found = std::filesystem::weakly_canonical(full, error);
-    const std::filesystem::path normal = error ? full.lexically_normal() : found;
-    return normal.has_filename() ? normal : normal.parent_path();  // "a/" -> "a"
-  };
-  const std::filesystem::path inner = real(path);
-  const std::filesystem::path outer = real(directory);
+  const std::filesystem::path inner = without_links(path);
+  const std::filesystem::path outer = without_links(directory);
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 

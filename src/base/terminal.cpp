@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
+#include <string>
 
 #include <poll.h>
 #include <sys/ioctl.h>

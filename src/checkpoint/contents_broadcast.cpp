@@ -1,6 +1,5 @@
 #include "checkpoint/contents_broadcast.h"
 
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -13,6 +13,7 @@
 
 #include "base/log_label.h"
 #include "base/mapped.h"
+#include "base/run_files.h"
 #include "base/text.h"
 #include "checkpoint/contents_files.h"
 #include "config/name_template.h"
@@ -23,8 +24,6 @@ namespace lockstep {
 namespace {
 
 using std::filesystem::path;
-
-constexpr const char* kLockName = ".lock";
 
 std::unique_ptr<FileLock> lock_directory(FileSystem& fs, const path& directory) {
   fs.create_directories(directory);

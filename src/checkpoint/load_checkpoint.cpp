@@ -25,7 +25,7 @@ path real_folder(const path& named) {
   const path folder = std::filesystem::canonical(named, missing);
   if (missing) {
     throw CheckpointError(
-        fmt::format("--resume {}: {}, expected a checkpoint or a run directory", named.string(), missing.message()),
+        fmt::format("{}: {}, expected a checkpoint or a run directory", named.string(), missing.message()),
         "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500, or a run, e.g. runs/a");
   }
   return folder;

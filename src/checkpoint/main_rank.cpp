@@ -23,9 +23,9 @@ std::vector<std::string> run_on(World& world, std::string_view what, bool mine,
     }
     try {
       message += work();
-    } catch (const std::exception& caught) {
+    } catch (...) {
       error = std::current_exception();
-      message = kFailure + encode_error(caught);
+      message = kFailure + encode_current_error();
     }
   });
   // Mostly rank 0 alone has something to say: O(log n), where a gather is O(n) on each rank.

@@ -2,6 +2,8 @@
 #include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <torch/csrc/jit/frontend/error_report.h>
 #include <torch/csrc/jit/serialization/import.h>
 
@@ -30,9 +32,16 @@ ScriptModule::ScriptModule(const torch::jit::Module& script) : script_(std::make
 
 ScriptModule::~ScriptModule() = default;
 
-at::Tensor ScriptModule::forward(const at::Tensor& input) { return script_->forward({input}).toTensor(); }
+at::Tensor ScriptModule::forward(const at::Tensor& input) {
+  const c10::IValue result = call({input});
+  if (!result.isTensor()) {
+    throw Error(fmt::format("ScriptModule::forward: the model returned a {}, expected a tensor", result.tagKind()),
+                "use call({input}), which returns what the model returned");
+  }
+  return result.toTensor();
+}
 
-c10::IValue ScriptModule::forward(std::vector<c10::IValue> inputs) { return script_->forward(std::move(inputs)); }
+c10::IValue ScriptModule::call(std::vector<c10::IValue> inputs) { return script_->forward(std::move(inputs)); }
 
 void ScriptModule::train(bool on) {
   torch::nn::Module::train(on);        // and the submodules

@@ -22,6 +22,7 @@
 #include "config/flags.h"
 #include "config/help.h"
 #include "config/idle_settings.h"
+#include "config/invocation.h"
 #include "config/name_hints.h"
 #include "config/parsed_arguments.h"
 #include "config/setting_form.h"
@@ -48,8 +49,10 @@ std::vector<std::string> field_names() {
 /// Applies file, environment and flags to the defaults and collects all problems.
 class Parser {
  public:
-  Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags)
+  Parser(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables, const Flags& flags,
+         std::optional<std::string>& config_text)
       : defaults_(defaults),
+        config_text_(config_text),
         variables_(variables),
         flags_(FlagsAccess::flags(flags)),
         positional_fields_(FlagsAccess::positional_fields(flags)),
@@ -132,16 +135,6 @@ class Parser {
       return to_lower(*config_file_).ends_with("json") ? SettingForm::json : SettingForm::toml;
     }
     return problem.what.starts_with(kSettingVariables) ? SettingForm::variable : SettingForm::flag;
-  }
-
-  std::string value_text(std::string_view name) {
-    std::string text;
-    visit_fields(std::as_const(result_.config), [&](const FieldInfo& info, const auto& value) {
-      if (info.name == name) {
-        text = to_text(value);
-      }
-    });
-    return printable(text);
   }
 
   /// Where a value comes from.
@@ -234,7 +227,12 @@ class Parser {
     }
     result_.config_file = *config_file_;
     std::optional<std::vector<FileSetting>> settings;
-    note_problems(problems_, [&] { settings = read_config_file(*config_file_); });
+    note_problems(problems_, [&] {
+      if (!config_text_) {
+        config_text_ = read_config_text(*config_file_);
+      }
+      settings = parse_config_text(*config_text_, *config_file_);
+    });
     if (!settings) {
       return;
     }
@@ -533,6 +531,7 @@ class Parser {
   }
 
   const TrainConfig& defaults_;
+  std::optional<std::string>& config_text_;
   const Variables& variables_;
   const std::vector<ProgramFlag>& flags_;
   const std::vector<std::string>& positional_fields_;
@@ -552,7 +551,13 @@ class Parser {
 
 Invocation parse_invocation(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables,
                             const Flags& flags) {
-  return Parser(defaults, args, variables, flags).run();
+  std::optional<std::string> config_text;
+  return parse_invocation(defaults, args, variables, flags, config_text);
+}
+
+Invocation parse_invocation(const TrainConfig& defaults, std::span<const std::string> args, const Variables& variables,
+                            const Flags& flags, std::optional<std::string>& config_text) {
+  return Parser(defaults, args, variables, flags, config_text).run();
 }
 
 }  // namespace lockstep

@@ -1,8 +1,6 @@
 #include "config/check_config.h"
 
 #include <cmath>
-#include <filesystem>
-#include <system_error>
 
 #include <fmt/format.h>
 

@@ -100,7 +100,10 @@ std::string read_config_text(const std::filesystem::path& file) {
 }
 
 std::vector<FileSetting> read_config_file(const std::filesystem::path& file) {
-  const std::string text = read_config_text(file);
+  return parse_config_text(read_config_text(file), file);
+}
+
+std::vector<FileSetting> parse_config_text(std::string_view text, const std::filesystem::path& file) {
   return to_lower(file.extension().string()) == ".toml" ? parse_config_toml(text, file.string())
                                                         : parse_config_json(text, file.string());
 }

@@ -23,8 +23,10 @@ struct FileSetting {
 /// decides).
 std::vector<FileSetting> read_config_file(const std::filesystem::path& file);
 
-/// The text of such a file. Throws: ConfigError if it cannot be read.
+/// The text of such a file, 1 MiB at most. Throws: ConfigError if it cannot be read.
 std::string read_config_text(const std::filesystem::path& file);
+/// As read_config_file(), if its text is known.
+std::vector<FileSetting> parse_config_text(std::string_view text, const std::filesystem::path& file);
 
 /// `label` is the name of the file in places and errors.
 std::vector<FileSetting> parse_config_toml(std::string_view text, const std::string& label);

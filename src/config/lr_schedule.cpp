@@ -296,6 +296,9 @@ LrSchedule::LrSchedule(std::string name, Function factor) : text_(std::move(name
   if (text_.empty() || !function_) {
     problems_.push_back({"a schedule of your own has no name or no function", "give it both"});
   }
+  if (text_.empty()) {
+    text_ = "without a name";  // else it would not be set, and nobody would report its problem
+  }
 }
 
 double LrSchedule::factor(const ScheduleStep& at) const {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cctype>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -80,6 +81,12 @@ std::string write_toml(const TrainConfig& config, const std::map<std::string, st
     if (dot != std::string_view::npos && info.name.substr(0, dot) != section) {
       section = info.name.substr(0, dot);
       text += fmt::format("\n[{}]\n", section);
+    }
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, LrSchedule>) {
+      if (value.is_function()) {  // no file can hold it: who reads this one needs the program anyway
+        text += fmt::format("# {} = {}: a function of the program\n", key, to_toml(value));
+        return;
+      }
     }
     text += toml_line(key, to_toml(value), info.name, comments);
   });

@@ -1,4 +1,4 @@
-// data/bad_samples.h
+// Other samples in place of those that cannot be used.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// data/batch_columns.h
+// A batch as named tensors, and back.
 #pragma once
 
 #include <cstdint>

@@ -81,6 +81,10 @@ CombinedLoader::CombinedLoader(std::vector<std::shared_ptr<BatchSource>> loaders
     throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()),
                     "make it with std::make_shared, or leave it out");
   }
+  for (const auto& loader : loaders_) {
+    const auto* combined = dynamic_cast<const CombinedLoader*>(loader.get());
+    first_numbers_.push_back(first_numbers_.back() + (combined == nullptr ? 1 : combined->first_numbers_.back()));
+  }
   began_ = mapped(loaders_, &BatchSource::position);
 }
 
@@ -122,9 +126,10 @@ bool CombinedLoader::give_step(const std::function<bool()>& stop) {
     if (part == nullptr) {
       return false;
     }
+    const bool is_one = first_numbers_[loader + 1] == first_numbers_[loader] + 1;
     for (const Batch& batch : part->micro) {
       current_.micro.push_back(batch);
-      current_.micro.back().loader = loader;
+      current_.micro.back().loader = first_numbers_[loader] + (is_one ? 0 : batch.loader);
     }
     current_.local_samples += part->local_samples;
     current_.global_samples += part->global_samples;

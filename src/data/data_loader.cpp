@@ -79,6 +79,10 @@ class DatasetSource final : public BatchSource {
   }
 
   const StepBatches* next() override {
+    if (has_failed_) {  // reads the step again: a disk that was away may be back
+      seek(position());
+    }
+    has_failed_ = true;
     std::for_each(current_.micro.begin(), current_.micro.end(), release);
     while (pool_.pending() < depth_) {
       auto step = pool_.spare();
@@ -107,6 +111,7 @@ class DatasetSource final : public BatchSource {
     current_.ends_epoch = step.plan.ends_epoch;
     position_ = step.plan.after;
     pool_.pop();
+    has_failed_ = false;
     return &current_;
   }
 
@@ -117,6 +122,7 @@ class DatasetSource final : public BatchSource {
     planner_.seek(position);
     position_ = planner_.position();
     pool_.clear();
+    has_failed_ = false;
   }
 
   std::string fingerprint() const override { return fingerprint_; }
@@ -160,6 +166,7 @@ class DatasetSource final : public BatchSource {
   LoaderPosition position_;
   std::size_t depth_;  // steps in the pool while next() waits for the first of them
   StepBatches current_{};
+  bool has_failed_ = false;  // next() could not give its step
   std::optional<DevicePrefetcher> prefetcher_{};
   WorkerPool pool_;  // last member: its threads use the others
 };

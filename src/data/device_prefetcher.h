@@ -1,4 +1,4 @@
-// data/device_prefetcher.h
+// Batches on their way to a GPU while it computes.
 #pragma once
 
 #include <memory>

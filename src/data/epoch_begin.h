@@ -1,4 +1,4 @@
-// data/epoch_begin.h
+// The way back to the beginning of an epoch.
 #pragma once
 
 #include <lockstep/data/data_loader.h>

@@ -1,4 +1,4 @@
-// data/finite_values.h
+// Finds NaN and infinity in batches.
 #pragma once
 
 #include <cstdint>

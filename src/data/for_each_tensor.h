@@ -1,4 +1,4 @@
-// data/for_each_tensor.h
+// Visits the tensors of a batch.
 #pragma once
 
 #include <lockstep/data/batch.h>

@@ -1,4 +1,4 @@
-// data/gather_rows.h
+// Copies rows of a tensor into a batch.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// data/mean_square.h
+// The size of the inputs of a batch, as one number.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// data/real_numbers.h
+// Complex and sparse numbers as dense real ones.
 #pragma once
 
 #include <ATen/ATen.h>

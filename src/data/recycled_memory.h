@@ -1,4 +1,4 @@
-// data/recycled_memory.h
+// Memory of earlier batches for new ones.
 #pragma once
 
 #include <mutex>

@@ -60,11 +60,12 @@ inline void require_data(std::string_view what, const std::shared_ptr<const Data
   }
 }
 
-/// Throws DataError: "subset: found sample id 7, expected 0 to 4".
+/// Throws DataError: "subset: found sample id 7, expected 0 to 4", or "... 7, and the data set is empty".
 inline void check_ids(std::string_view what, std::span<const std::int64_t> ids, std::int64_t size) {
   for (const std::int64_t id : ids) {
     if (id < 0 || id >= size) {
-      throw DataError(fmt::format("{}: found sample id {}, expected 0 to {}", what, id, size - 1));
+      throw DataError(fmt::format("{}: found sample id {}, {}", what, id,
+                                  size == 0 ? "and the data set is empty" : fmt::format("expected 0 to {}", size - 1)));
     }
   }
 }

@@ -25,6 +25,10 @@ using Ids = std::vector<std::int64_t>;
 
 /// The samples for validation, sorted.
 Ids draw(std::int64_t size, const SplitOptions& options) {
+  if (size < 2) {
+    throw DataError(fmt::format("split: the data set has {}, expected 2 or more", counted(size, "sample")),
+                    "one part of the data is for training, the other for validation");
+  }
   const auto count = options.count != 0
                          ? options.count
                          : static_cast<std::int64_t>(std::llround(static_cast<double>(size) * options.fraction));

@@ -1,4 +1,4 @@
-// data/stacker.h
+// Makes batches of samples.
 #pragma once
 
 #include <any>

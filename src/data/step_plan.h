@@ -1,5 +1,3 @@
-// data/step_plan.h
-//
 // The samples of one rank in each step and epoch. Arithmetic only: no threads, no tensors.
 #pragma once
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -22,6 +23,8 @@
 #include "data/finite_values.h"
 #include "data/sample_error.h"
 #include "data/step_plan.h"
+#include "world/gather_values.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -86,7 +89,8 @@ StreamSource::~StreamSource() {
 
 const StepBatches* StreamSource::next_unless(const std::function<bool()>& stop) {
   current_.micro.clear();
-  while (ready_.size() < 2 && !pass_is_over()) {
+  const std::size_t known = cursor_.steps + 1 == steps_per_epoch_ ? 1 : 2;  // the second tells where the pass ends
+  while (ready_.size() < known && !pass_is_over()) {
     if (!agree(stop)) {
       return nullptr;
     }
@@ -275,6 +279,9 @@ bool StreamSource::read_and_agree(const std::function<bool()>& stop) {
                               found.waiting.size() == 1 ? "" : "s", fmt::join(found.waiting, ", ")));
       told = true;
     }
+    // It waits and has not stalled. The exchange of a single rank does not change the record.
+    ProgressRecord& progress = WorldAccess::progress(world_);
+    progress.set_phase(progress.phase);
   }
 }
 
@@ -296,7 +303,8 @@ bool StreamSource::add_to_window(WorkerPool::Time until) {
   if (!discard_old(until)) {
     return false;
   }
-  while (pool_.pending() < (plan_.data.workers > 0 ? window_size() : 1)) {
+  const std::size_t ahead = plan_.data.workers > 0 ? window_size() : 1;
+  while (pool_.pending() < std::min(ahead, left_in_epoch() - window_.size())) {
     auto step = pool_.spare();
     step->plan.micro_batches = static_cast<std::size_t>(
         micro_batch_count(plan_.batch.global_batch_size, world_.size(), plan_.batch.batch_size));
@@ -310,7 +318,14 @@ bool StreamSource::add_to_window(WorkerPool::Time until) {
   return true;
 }
 
-std::size_t StreamSource::window_size() const { return static_cast<std::size_t>(std::max(plan_.data.prefetch, 1)); }
+std::size_t StreamSource::window_size() const {
+  return std::min(static_cast<std::size_t>(std::max(plan_.data.prefetch, 1)), left_in_epoch());
+}
+
+std::size_t StreamSource::left_in_epoch() const {
+  return steps_per_epoch_ > 0 ? static_cast<std::size_t>(steps_per_epoch_ - cursor_.steps) - ready_.size()
+                              : std::numeric_limits<std::size_t>::max();
+}
 
 StreamSource::Exchange StreamSource::exchange(bool stops) {
   const auto steps = static_cast<std::int64_t>(window_size());
@@ -322,15 +337,14 @@ StreamSource::Exchange StreamSource::exchange(bool stops) {
     }
   }
   Exchange found;
-  for (const std::string& answer : world_.gather(fmt::format("{}", fmt::join(mine, " ")))) {
-    const auto numbers = parse_numbers(answer);
-    if (!numbers || numbers->size() < 2 || (*numbers)[1] != steps || std::ssize(*numbers) > 2 + steps) {
-      throw CommError(
-          fmt::format("a rank sent '{}' about its stream, expected the samples of {} steps", printable(answer), steps),
-          "use the same data.prefetch on every rank", ExitCode::disagree);
+  for (const std::vector<std::int64_t>& numbers : gather_values(world_, mine)) {
+    if (numbers.size() < 2 || numbers[1] != steps || std::ssize(numbers) > 2 + steps) {
+      throw CommError(fmt::format("a rank sent '{}' about its stream, expected the samples of {} steps",
+                                  fmt::join(numbers, " "), steps),
+                      "use the same data.prefetch and data.steps_per_epoch on every rank", ExitCode::disagree);
     }
-    found.stops = found.stops || (*numbers)[0] != 0;
-    found.counts.emplace_back(numbers->begin() + 2, numbers->end());
+    found.stops = found.stops || numbers[0] != 0;
+    found.counts.emplace_back(numbers.begin() + 2, numbers.end());
     if (std::ssize(found.counts.back()) < steps) {
       found.waiting.push_back(static_cast<int>(found.counts.size()) - 1);
     }

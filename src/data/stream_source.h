@@ -1,4 +1,4 @@
-// data/stream_source.h
+// Batches of a Stream for a training.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ namespace lockstep {
 
 /// Steps of a Stream on every rank. A reader fills this rank's part of each step; every few steps the ranks exchange
 /// how many samples they have. next() returns a step only when the following one is known, so that it can mark the last
-/// step of an epoch. docs/decisions/0018-streams.md.
+/// step of an epoch. Epochs of data.steps_per_epoch take no more from the stream than their steps.
+/// docs/decisions/0018-streams.md.
 class StreamSource final : public BatchSource {
  public:
   StreamSource(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world);
@@ -66,6 +67,8 @@ class StreamSource final : public BatchSource {
   bool fill_window(const std::function<bool()>& stop);
   bool add_to_window(WorkerPool::Time until);
   std::size_t window_size() const;  // steps between two exchanges
+  std::size_t left_in_epoch()
+      const;  // steps on which the ranks have not agreed; without data.steps_per_epoch: no limit
   Exchange exchange(bool stops);
   bool is_taken(const ReadStep& step) const;
   bool pass_is_over() const;

@@ -1,4 +1,4 @@
-// data/worker_pool.h
+// The threads that build batches.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,6 @@
 #include "environment/cpu_topology.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <sched.h>
 
 #include "base/text.h"
+#include "environment/cpu_set.h"
 
 namespace lockstep {
 namespace {
@@ -42,10 +42,7 @@ std::string sysfs_name(std::string_view pci_bus_id) {
 
 std::vector<int> allowed_cores() {
   constexpr int kMaxCores = 1 << 14;  // more than cpu_set_t can hold
-  struct Free {
-    void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
-  };
-  const std::unique_ptr<cpu_set_t, Free> set(CPU_ALLOC(kMaxCores));
+  const CpuSet set(CPU_ALLOC(kMaxCores));
   const std::size_t size = CPU_ALLOC_SIZE(kMaxCores);
   std::vector<int> cores;
   if (set && sched_getaffinity(0, size, set.get()) == 0) {
@@ -77,6 +74,17 @@ std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::strin
     }
   }
   return folders;
+}
+
+std::optional<std::int64_t> memory_limit(std::span<const std::string> folders, const ReadText& read) {
+  constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;  // v1 has a huge number instead of "max"
+  std::int64_t lowest = kNoLimit;
+  for (const std::string& folder : folders) {
+    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
+      lowest = std::min(lowest, parse_int(trim(read(folder + name).value_or(""))).value_or(kNoLimit));
+    }
+  }
+  return lowest < kNoLimit ? std::optional(lowest) : std::nullopt;
 }
 
 std::optional<int> cores_of_quota(std::string_view quota_us, std::string_view period_us) {
@@ -111,13 +119,9 @@ CpuTopology read_cpu_topology(int affinity_cores, const ReadText& read) {
                                read(folder + "/cpu.cfs_period_us").value_or("")));
   }
   topology.cores = std::max(1, std::min(affinity_cores, topology.quota_cores.value_or(affinity_cores)));
-  for (const std::string& folder : cgroup_folders(groups, "memory")) {
-    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
-      const auto limit = parse_int(trim(read(folder + name).value_or("")));
-      if (limit && *limit > 0 && (topology.memory_bytes == 0 || *limit < topology.memory_bytes)) {
-        topology.memory_bytes = *limit;
-      }
-    }
+  const auto limit = memory_limit(cgroup_folders(groups, "memory"), read);
+  if (limit && *limit > 0 && (machine_memory == 0 || *limit < machine_memory)) {
+    topology.memory_bytes = *limit;
   }
   return topology;
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +28,9 @@ std::vector<int> allowed_cores();
 /// The control groups of a process (`proc_cgroup`: its /proc/PID/cgroup) that limit `controller`, and their parents, as
 /// directories below the usual mount points; v1 and v2.
 std::vector<std::string> cgroup_folders(std::string_view proc_cgroup, std::string_view controller);
+
+/// The lowest memory limit of these control groups, in bytes; nullopt: no limit.
+std::optional<std::int64_t> memory_limit(std::span<const std::string> folders, const ReadText& read);
 
 /// Reads /proc/meminfo, /proc/self/cgroup and the limits (v1 and v2) of every control group from this process's up to
 /// the root.

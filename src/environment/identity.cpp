@@ -1,3 +1,5 @@
+#include <sys/socket.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/environment/identity.h>
 
@@ -22,6 +24,24 @@ constexpr std::optional<Identity> (*kReaders[])(VariableReader&) = {
     read_torchrun_settings,
 };
 
+bool is_channel(int fd) {
+  int type = 0;
+  socklen_t size = sizeof type;
+  return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+}
+
+/// A script between `lockstep run` and this program may have closed the descriptors, or use their numbers, and keep the
+/// variables. Then this is a rank without a supervisor, as under other launchers.
+void leave_closed_descriptors(Identity& identity) {
+  if (identity.is_supervised() && identity.devices.empty() && !is_channel(identity.control_fd)) {
+    identity.control_fd = identity.progress_fd = identity.store_fd = -1;
+    identity.hints.emplace_back(
+        "the descriptors of lockstep run are closed here, as Python's subprocess does: it does not know the steps of "
+        "these ranks, and a stop may end them before they have saved; start the program with exec, or with "
+        "close_fds=False");
+  }
+}
+
 }  // namespace
 
 std::optional<Identity> detect_identity(const Variables& variables, const ReadText& files) {
@@ -41,7 +61,11 @@ std::optional<Identity> detect_identity(const Variables& variables, const ReadTe
 }
 
 std::optional<Identity> detect_identity(const Variables& variables) {
-  return detect_identity(variables, read_text_file);
+  auto identity = detect_identity(variables, read_text_file);
+  if (identity) {
+    leave_closed_descriptors(*identity);
+  }
+  return identity;
 }
 
 }  // namespace lockstep

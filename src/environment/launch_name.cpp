@@ -27,7 +27,7 @@ std::string parent_process() {
 
 LaunchName launch_name(const Variables& variables, const std::optional<Identity>& identity) {
   LaunchName name;
-  if (identity && identity->is_supervised()) {
+  if (identity && identity->launcher == "lockstep") {
     const std::string mark = variables.get(own_variables::kLaunchMark).value_or("");  // outer/inner
     name.id = mark.substr(mark.rfind('/') + 1);
   } else if (identity && identity->launcher == "torchrun") {

@@ -13,6 +13,7 @@ inline constexpr const char* kLaunchMark = "LOCKSTEP_LAUNCH_ID";
 /// it.
 inline constexpr const char* kMayFinish = "LOCKSTEP_MAY_FINISH";
 
+inline constexpr const char* kConfigText = "LOCKSTEP_CONFIG_TEXT";  // of the --config file, which may change
 inline constexpr const char* kControlFd = "LOCKSTEP_CONTROL_FD";
 inline constexpr const char* kDevices = "LOCKSTEP_DEVICES";
 inline constexpr const char* kDirectory = "LOCKSTEP_DIRECTORY";
@@ -23,7 +24,7 @@ inline constexpr const char* kStoreFd = "LOCKSTEP_STORE_FD";
 inline constexpr const char* kTerminalWidth = "LOCKSTEP_TERMINAL_WIDTH";
 
 /// All but the marks: children of user code must not take themselves for the rank.
-inline constexpr std::array kOnlyForTheRank{kControlFd, kDevices, kDirectory, kProgressFd,
-                                            kRestart,   kRunId,   kStoreFd,   kTerminalWidth};
+inline constexpr std::array kOnlyForTheRank{kConfigText, kControlFd, kDevices, kDirectory,    kProgressFd,
+                                            kRestart,    kRunId,     kStoreFd, kTerminalWidth};
 
 }  // namespace lockstep::own_variables

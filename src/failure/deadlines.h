@@ -53,6 +53,7 @@ inline constexpr milliseconds kDying{5000};  ///< after SIGKILL; a process in a 
 inline constexpr seconds kMayFinish{5};      ///< for the program of report.command, after the ranks have ended
 inline constexpr seconds kDescendants{5};    ///< to find and kill what the ranks left behind
 inline constexpr milliseconds kSecondInterrupt{1000};  ///< a second Ctrl-C after so long ends everything at once
+inline constexpr seconds kLastLines{5};                ///< after a stop request and all ranks: to read what they wrote
 inline constexpr seconds kAnswer{5};            ///< after dist.init_timeout_s: rank 0 tells the others who is missing
 inline constexpr seconds kRanksSpeakFirst{10};  ///< after dist.init_timeout_s: the ranks themselves know who is missing
 

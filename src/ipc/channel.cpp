@@ -16,6 +16,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/limit_hint.h"
 #include "failure/deadlines.h"
 
 namespace lockstep {
@@ -173,7 +174,8 @@ std::optional<Message> Channel::receive() const {
 std::pair<Channel, Channel> make_channel_pair() {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    throw LaunchError(fmt::format("control channel: {}, expected a socket pair", std::strerror(errno)));
+    throw LaunchError(fmt::format("control channel: {}, expected a socket pair", std::strerror(errno)),
+                      limit_hint(errno));
   }
   constexpr int kYes = 1;  // the kernel writes into each packet which process sent it
   setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &kYes, sizeof kYes);

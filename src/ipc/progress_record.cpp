@@ -14,13 +14,17 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/limit_hint.h"
 #include "base/text.h"
 
 namespace lockstep {
 namespace {
 
-[[noreturn]] void throw_board_error(std::string_view what) {
-  throw LaunchError(fmt::format("progress board: {}", what), "this is inherited from the launcher; start it again");
+constexpr const char* kKeepDescriptors =
+    "programs and scripts must leave the descriptors 3 to 5 open, which they inherit from the launcher";
+
+[[noreturn]] void throw_board_error(std::string_view what, const char* hint) {
+  throw LaunchError(fmt::format("progress board: {}", what), hint);
 }
 
 std::string phase_text(const ProgressView& view) {
@@ -167,7 +171,7 @@ std::string place_of(const ProgressView& view) {
 
 ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", MFD_CLOEXEC)), size_(ranks) {
   if (!fd_.is_open() || ftruncate(fd_.get(), static_cast<off_t>(sizeof(ProgressRecord)) * ranks) != 0) {
-    throw_board_error(std::strerror(errno));
+    throw_board_error(std::strerror(errno), limit_hint(errno));
   }
   map();
   std::uninitialized_default_construct_n(records_, size_);
@@ -176,11 +180,11 @@ ProgressBoard::ProgressBoard(int ranks) : fd_(memfd_create("lockstep-progress", 
 ProgressBoard::ProgressBoard(int fd, int rank) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
   struct stat status {};
   if (!fd_.is_open() || fstat(fd_.get(), &status) != 0) {
-    throw_board_error(std::strerror(errno));
+    throw_board_error(std::strerror(errno), kKeepDescriptors);
   }
   size_ = static_cast<int>(status.st_size / static_cast<off_t>(sizeof(ProgressRecord)));
   if (rank >= size_) {
-    throw_board_error(fmt::format("found {} records, expected more than {}", size_, rank));
+    throw_board_error(fmt::format("found {} records, expected more than {}", size_, rank), kKeepDescriptors);
   }
   map();
 }
@@ -198,7 +202,7 @@ void ProgressBoard::map() {
   void* memory = mmap(nullptr, sizeof(ProgressRecord) * static_cast<std::size_t>(size_), PROT_READ | PROT_WRITE,
                       MAP_SHARED, fd_.get(), 0);
   if (memory == MAP_FAILED) {
-    throw_board_error(std::strerror(errno));
+    throw_board_error(std::strerror(errno), limit_hint(errno));
   }
   records_ = static_cast<ProgressRecord*>(memory);
 }

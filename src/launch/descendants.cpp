@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,6 +23,8 @@
 #include <lockstep/base/error.h>
 
 #include "base/descriptor.h"
+#include "base/exec_arguments.h"
+#include "base/limit_hint.h"
 #include "base/text.h"
 #include "base/write_all.h"
 #include "environment/own_variables.h"
@@ -33,29 +36,45 @@ namespace {
 constexpr int kPauseMs = 5;
 constexpr int kCleanScans = 2;  // a process that forks and ends during one scan is found by the next
 
+constexpr std::array<std::string_view, 3> kJobVariables{"SLURM_JOB_ID=", "LSB_JOBID=", "PBS_JOBID="};
+
 std::string read_all(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   return file.is_open() ? read_to_end(file.get()) : std::string();
 }
 
-/// The initial environment of the process, if it has the mark of the launch. A zombie has none.
-std::vector<std::string> marked_environment(pid_t pid, std::string_view launch_id) {
+bool names_a_job(const std::string& entry) {
+  return std::ranges::any_of(kJobVariables, [&](std::string_view variable) {
+    return entry.starts_with(variable) && entry.size() > variable.size();
+  });
+}
+
+/// A job that a rank has submitted has the mark, too, and may run on this machine.
+bool is_of_another_job(const std::vector<std::string>& entries, const LaunchMark& launch) {
+  return std::ranges::any_of(entries, [&](const std::string& entry) {
+    return names_a_job(entry) && std::ranges::find(launch.jobs, entry) == launch.jobs.end();
+  });
+}
+
+/// The initial environment of the process, if it has the mark of the launch and is not of another batch job. A zombie
+/// has none.
+std::vector<std::string> marked_environment(pid_t pid, const LaunchMark& launch) {
   const std::string environment = read_all("/proc/" + std::to_string(pid) + "/environ");
-  if (environment.find(launch_id) == std::string::npos) {
+  if (environment.find(launch.id) == std::string::npos) {
     return {};  // applies to nearly all processes of the machine
   }
   const std::string mark = std::string(own_variables::kLaunchMark) + "=";
   std::vector<std::string> entries = split(environment, '\0');
   const bool is_marked = std::ranges::any_of(entries, [&](const std::string& entry) {
-    return entry.starts_with(mark) && entry.find(launch_id, mark.size()) != std::string::npos;
+    return entry.starts_with(mark) && entry.find(launch.id, mark.size()) != std::string::npos;
   });
-  return is_marked ? std::move(entries) : std::vector<std::string>();
+  return is_marked && !is_of_another_job(entries, launch) ? std::move(entries) : std::vector<std::string>();
 }
 
-bool is_marked(pid_t pid, std::string_view launch_id) { return !marked_environment(pid, launch_id).empty(); }
+bool is_marked(pid_t pid, const LaunchMark& launch) { return !marked_environment(pid, launch).empty(); }
 
-bool may_finish(pid_t pid, std::string_view launch_id) {
-  return std::ranges::any_of(marked_environment(pid, launch_id), [](const std::string& entry) {
+bool may_finish(pid_t pid, const LaunchMark& launch) {
+  return std::ranges::any_of(marked_environment(pid, launch), [](const std::string& entry) {
     return entry.starts_with(std::string(own_variables::kMayFinish) + "=");
   });
 }
@@ -75,14 +94,14 @@ std::vector<pid_t> all_processes() {
 }
 
 /// Kills every process with the mark; returns their number.
-int kill_marked(std::string_view launch_id) {
+int kill_marked(const LaunchMark& launch) {
   int found = 0;
   for (const pid_t pid : all_processes()) {
-    if (!is_marked(pid, launch_id)) {
+    if (!is_marked(pid, launch)) {
       continue;
     }
     const Descriptor process = open_process(pid);
-    if (process.is_open() && is_marked(pid, launch_id)) {  // checked again: the pid may belong to another process now
+    if (process.is_open() && is_marked(pid, launch)) {  // checked again: the pid may belong to another process now
       syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
       ++found;
     }
@@ -91,11 +110,11 @@ int kill_marked(std::string_view launch_id) {
 }
 
 /// At the end of its input the program of report.command sends what it has not sent yet.
-void let_finish(std::string_view launch_id) {
+void let_finish(const LaunchMark& launch) {
   constexpr int kLongPauseMs = 20;
   const auto deadline = std::chrono::steady_clock::now() + deadlines::kMayFinish;
   while (std::chrono::steady_clock::now() < deadline &&
-         std::ranges::any_of(all_processes(), [&](pid_t pid) { return may_finish(pid, launch_id); })) {
+         std::ranges::any_of(all_processes(), [&](pid_t pid) { return may_finish(pid, launch); })) {
     poll(nullptr, 0, kLongPauseMs);
   }
 }
@@ -124,7 +143,7 @@ std::vector<pid_t> children() {
 
 /// Main function of the watcher: waits until the supervisor is killed; one that ends normally ends the watcher first.
 /// It has its own session, so that no terminal signal ends it.
-[[noreturn]] void watch(int pipe, std::string_view launch_id) {
+[[noreturn]] void watch(int pipe, const LaunchMark& launch) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_BLOCK, &all, nullptr);
@@ -141,26 +160,27 @@ std::vector<pid_t> children() {
 
   char byte = 0;
   retry([&] { return read(kPipe, &byte, 1); });
-  until_none_is_left([&] { return kill_marked(launch_id); });
+  until_none_is_left([&] { return kill_marked(launch); });
   _exit(0);
 }
 
 }  // namespace
 
-Descendants::Descendants(std::string launch_id) : launch_id_(std::move(launch_id)) {
+Descendants::Descendants(std::string launch_id, const Variables& environment) : launch_{.id = std::move(launch_id)} {
+  std::ranges::copy_if(environment_entries(environment), std::back_inserter(launch_.jobs), names_a_job);
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw LaunchError(fmt::format("cannot watch workers: pipe: {}", std::strerror(errno)));
+    throw LaunchError(fmt::format("cannot watch workers: pipe: {}", std::strerror(errno)), limit_hint(errno));
   }
   const Descriptor watched(ends[0]);
   watcher_pipe_ = Descriptor(ends[1]);
   watcher_ = fork();
   if (watcher_ == 0) {
     watcher_pipe_.close();  // else this process would keep the pipe open for which it waits
-    watch(watched.get(), launch_id_);
+    watch(watched.get(), launch_);
   }
   if (watcher_ < 0) {
-    throw LaunchError(fmt::format("cannot watch workers: fork: {}", std::strerror(errno)));
+    throw LaunchError(fmt::format("cannot watch workers: fork: {}", std::strerror(errno)), limit_hint(errno));
   }
   if (!adopts_orphans_) {
     return;
@@ -183,13 +203,21 @@ Descendants::~Descendants() {
 
 void Descendants::reap() noexcept {
   while (adopts_orphans_) {
-    siginfo_t info{};
+    siginfo_t ended{};
     // Orphans become children of the main thread; those of the program's other threads are not ours.
-    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WNOTHREAD) != 0 || info.si_pid == 0 ||
-        own_.contains(info.si_pid)) {
+    if (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT | __WNOTHREAD) != 0 || ended.si_pid == 0) {
       return;
     }
-    waitpid(info.si_pid, nullptr, WNOHANG);
+    if (!own_.contains(ended.si_pid)) {
+      waitpid(ended.si_pid, nullptr, WNOHANG);
+      continue;
+    }
+    for (const pid_t child : children()) {  // one that is ours has ended before them, and perhaps nobody waits for it
+      if (!own_.contains(child)) {
+        waitpid(child, nullptr, WNOHANG);
+      }
+    }
+    return;
   }
 }
 
@@ -209,8 +237,8 @@ int Descendants::kill_orphans() noexcept {
 }
 
 void Descendants::end() noexcept {
-  let_finish(launch_id_);
-  until_none_is_left([this] { return kill_marked(launch_id_) + kill_orphans(); });
+  let_finish(launch_);
+  until_none_is_left([this] { return kill_marked(launch_) + kill_orphans(); });
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <system_error>
 
@@ -58,15 +59,24 @@ class Launch {
         launch_id_(random_id()),
         run_id_(request.run_id.empty() ? launch_id_ : request.run_id),
         own_program_(request.program.empty() ? open_own_program() : Descriptor()),
-        descendants_(launch_id_),
+        descendants_(launch_id_, request.environment),
         policy_(request.max_restarts, /*is_on_one_machine=*/request.ranks_per_node.size() == 1),
-        terminal_(/*shared_screen=*/request.terminal_status && isatty(STDOUT_FILENO) == 1) {}
+        terminal_(std::make_unique<TerminalQueue>(
+            /*shared_screen=*/request.terminal_status && isatty(STDOUT_FILENO) == 1)) {}
+  ~Launch() {
+    if (!terminal_->finish(signals_, stop_requested_)) {
+      static_cast<void>(terminal_.release());  // its thread uses it as long as this process lives
+    }
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
 
   LaunchReport run() {
     const auto start = Clock::now();
     for (int attempt = 0;; ++attempt) {
       RestartDecision decision;
       LaunchReport report = run_attempt(attempt, decision);
+      stop_requested_ = report.stop_requested;
       report.restarts = attempt;
       goodput_.add(report);
       if (!decision.restart) {
@@ -76,7 +86,7 @@ class Launch {
       descendants_.end();
       if (const std::optional<ExitCode> stopped = wait_for_restart(attempt + 1, decision, report)) {
         report.exit_code = static_cast<int>(*stopped);
-        report.stop_requested = true;
+        report.stop_requested = stop_requested_ = true;
         report.ended_by_signal = true;
         return report;
       }
@@ -109,7 +119,7 @@ class Launch {
         descendants_.add_worker(workers.back().pid());
       }
     }  // now only rank 0 has the socket: if it dies, no rank waits for an answer
-    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_, terminal_,
+    return supervise(std::move(workers), std::move(destinations), std::move(progress), signals_, *terminal_,
                      {.grace = request_.grace,
                       .terminal_status = request_.terminal_status,
                       .stall = {.warning = request_.stall_warning,
@@ -225,7 +235,7 @@ class Launch {
   /// After what the ranks and their supervisor said. Does not wait for the terminal.
   void say(std::string text) {
     if (is_logged(LogLevel::info)) {
-      terminal_.line(OutputStream::err, std::move(text));
+      terminal_->line(OutputStream::err, std::move(text));
     }
   }
 
@@ -253,7 +263,9 @@ class Launch {
   Descendants descendants_;
   RestartPolicy policy_;
   Goodput goodput_{};
-  TerminalQueue terminal_;  // of all attempts: a restart does not wait until the terminal has shown the last one
+  bool stop_requested_ = false;
+  // Of all attempts: a restart does not wait until the terminal has shown the last one.
+  std::unique_ptr<TerminalQueue> terminal_;
 };
 
 void check(const LaunchRequest& request) {

@@ -51,6 +51,7 @@ void MinMetric::update(const at::Tensor& values) {
   const c10::NoGradGuard no_grad;
   if (values.numel() > 0) {
     smallest_ = at::minimum(smallest_, values.min().to(at::kDouble));
+    count_ += values.numel();
   }
 }
 
@@ -60,6 +61,7 @@ void MaxMetric::update(const at::Tensor& values) {
   const c10::NoGradGuard no_grad;
   if (values.numel() > 0) {
     largest_ = at::maximum(largest_, values.max().to(at::kDouble));
+    count_ += values.numel();
   }
 }
 

@@ -241,6 +241,12 @@ StatesKept::~StatesKept() {
   }
 }
 
+FreshStates::FreshStates(std::span<const NamedMetric> metrics) : of_before_(metrics) {
+  for (const NamedMetric& metric : metrics) {
+    metric.metric.reset();
+  }
+}
+
 at::Tensor Metric::value(World& world) {
   const c10::NoGradGuard no_grad;
   const std::vector<NamedMetric> self{{"this metric", *this}};

@@ -32,6 +32,16 @@ class StatesKept {
   std::vector<std::pair<Metric*, std::vector<at::Tensor>>> kept_{};
 };
 
+/// While it exists, the metrics begin anew; at its end they have their states again. update() changes a state in place,
+/// so without new states it would change the kept ones.
+class FreshStates {
+ public:
+  explicit FreshStates(std::span<const NamedMetric> metrics);
+
+ private:
+  StatesKept of_before_;
+};
+
 class MetricSet {
  public:
   /// A copy of all states, in order; {}: those of the beginning.

@@ -1,4 +1,6 @@
 #include <cmath>
+#include <cstdint>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -46,38 +48,65 @@ void MeanAbsoluteError::update(const at::Tensor& predictions, const at::Tensor& 
 
 at::Tensor MeanAbsoluteError::compute() const { return sum_ / count_; }
 
+namespace {
+
+// The sum of the squares minus the square of the sum would lose the digits of targets that are far from 0, such as
+// times. So each part of the targets has its mean and its squared deviations from it, and parts are put together by the
+// formula of Chan, Golub and LeVeque (1979). Means are computed as differences to one value, for the same reason.
+
+/// `values`: [N, outputs]. Result: [1, 1 + 2 outputs].
+at::Tensor moments_of(const at::Tensor& values) {
+  const at::Tensor first = values.narrow(0, 0, 1);
+  const at::Tensor mean = first + (values - first).mean(0, /*keepdim=*/true);
+  return at::cat({at::full({1, 1}, static_cast<double>(values.size(0)), values.options()), mean,
+                  (values - mean).square().sum(0, /*keepdim=*/true)},
+                 1);
+}
+
+/// `parts`: [parts, 1 + 2 outputs]. Result: [1, 1 + 2 outputs], of all parts together.
+at::Tensor moments_together(const at::Tensor& parts) {
+  const std::int64_t outputs = (parts.size(1) - 1) / 2;
+  const at::Tensor counts = parts.narrow(1, 0, 1);
+  const at::Tensor means = parts.narrow(1, 1, outputs);
+  const at::Tensor first = means.narrow(0, 0, 1);
+  const at::Tensor count = counts.sum(0, /*keepdim=*/true);
+  const at::Tensor mean = first + (counts * (means - first)).sum(0, /*keepdim=*/true) / count;
+  const at::Tensor squares = parts.narrow(1, 1 + outputs, outputs) + counts * (means - mean).square();
+  return at::cat({count, mean, squares.sum(0, /*keepdim=*/true)}, 1);
+}
+
+}  // namespace
+
 R2Score::R2Score(std::int64_t outputs)
-    : sum_(add_sum("sum", {checked_outputs(outputs)})),
-      sum_of_squares_(add_sum("sum_of_squares", {outputs})),
-      residual_(add_sum("residual", {outputs})),
-      smallest_(add_state("smallest", at::full({outputs}, HUGE_VAL, at::kDouble), StateReduction::min)),
-      largest_(add_state("largest", at::full({outputs}, -HUGE_VAL, at::kDouble), StateReduction::max)) {}
+    : targets_(
+          add_state("targets", at::empty({0, 1 + 2 * checked_outputs(outputs)}, at::kDouble), StateReduction::cat)),
+      residual_(add_sum("residual", {outputs})) {}
 
 void R2Score::update(const at::Tensor& predictions, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
   const at::Tensor errors = error_of("R2Score", predictions, targets);
-  const std::int64_t outputs = sum_.size(0);
+  const std::int64_t outputs = residual_.size(0);
   if (!(errors.dim() == 1 && outputs == 1) && !(errors.dim() == 2 && errors.size(1) == outputs)) {
     throw Error(fmt::format("R2Score: found predictions of shape {}, expected [N, {}]", shape_text(predictions.sizes()),
                             outputs));
   }
   const at::Tensor values = targets.to(at::kDouble).view({-1, outputs});
-  sum_ += values.sum(0);
-  sum_of_squares_ += values.square().sum(0);
-  residual_ += errors.view({-1, outputs}).square().sum(0);
-  count_ += values.size(0);
-  if (values.size(0) > 0) {
-    smallest_ = at::minimum(smallest_, values.amin(0));
-    largest_ = at::maximum(largest_, values.amax(0));
+  if (values.size(0) == 0) {
+    return;
   }
+  targets_ = moments_together(at::cat({targets_, moments_of(values)}));
+  residual_ += errors.view({-1, outputs}).square().sum(0);
 }
 
 at::Tensor R2Score::compute() const {
-  const at::Tensor total = sum_of_squares_ - sum_.square() / count_;
+  if (targets_.size(0) == 0) {
+    return at::full({}, std::numeric_limits<double>::quiet_NaN(), residual_.options());
+  }
+  const std::int64_t outputs = residual_.size(0);
+  const at::Tensor total = moments_together(targets_).narrow(1, 1 + outputs, outputs).squeeze(0);
   const at::Tensor scores = 1 - residual_ / total;
-  // Constant targets: 1 if all predictions are right, else 0. Rounding leaves a total of them that is not quite 0.
-  const at::Tensor constant = at::where(residual_ == 0, at::ones_like(residual_), at::zeros_like(residual_));
-  return at::where((smallest_ == largest_).logical_or(total == 0), constant, scores).mean();
+  // Constant targets, of which the total is exactly 0: 1 if all predictions are right, else 0.
+  return at::where(total == 0, (residual_ == 0).to(at::kDouble), scores).mean();
 }
 
 PeakSignalNoiseRatio::PeakSignalNoiseRatio(double data_range) : data_range_(data_range) {

@@ -1,6 +1,5 @@
 // Which parameters the groups of an optimizer select.
 #include <cmath>
-#include <functional>
 #include <regex>
 #include <string>
 #include <string_view>

@@ -376,7 +376,13 @@ NamedTensors evaluation_values(const BuiltOptimizer& built) {
 
 void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {
   for (std::size_t i = 0; i < built.rates.size(); ++i) {
-    write_rate(built, i, current_rate(built, i), built.schedules[i].factor(step) * step.lr_scale);
+    const double factor = built.schedules[i].factor(step);
+    if (!std::isfinite(factor)) {
+      throw Error(fmt::format("schedule {}: its factor at step {} is not finite", printable(built.schedules[i].text()),
+                              step.step),
+                  "give set_lr() the total_steps and the steps_per_epoch; let a function return a finite number");
+    }
+    write_rate(built, i, current_rate(built, i), factor * step.lr_scale);
   }
 }
 

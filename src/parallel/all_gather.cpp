@@ -36,9 +36,6 @@ struct AllGather : torch::autograd::Function<AllGather> {
 }  // namespace
 
 at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor) {
-  if (world.size() == 1) {
-    return tensor;
-  }
   // The same collectives on all ranks, also if the tensor of some requires no gradient.
   return at::GradMode::is_enabled() ? AllGather::apply(tensor, &world) : world.all_gather(tensor);
 }

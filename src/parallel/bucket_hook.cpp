@@ -1,5 +1,6 @@
 #include "parallel/bucket_hook.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/exception_text.h"
 #include "base/splitmix.h"
 #include "parallel/stochastic_rounding.h"
 #include "world/peer_errors.h"
@@ -144,6 +146,11 @@ void ProgramHook::call(const GradientBucket& bucket) {
   if (unit().defined()) {
     reals.div_(unit());
   }
+  const auto failed = [&](const std::string& why) {
+    return Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(),
+                             bucket.step, bucket.index, why),
+                 "the other ranks end because they miss this one");
+  };
   try {
     hook_(bucket, world_);
   } catch (const Error&) {
@@ -152,9 +159,9 @@ void ProgramHook::call(const GradientBucket& bucket) {
     if (is_peer_failure(error)) {
       throw;
     }
-    throw Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(), bucket.step,
-                            bucket.index, plain_text(error)),
-                "the other ranks end because they miss this one");
+    throw failed(plain_text(error));
+  } catch (...) {
+    throw failed(current_exception_text());
   }
   if (unit().defined()) {
     reals.mul_(unit());

@@ -27,7 +27,7 @@ class BucketHook : public c10d::CommHookInterface {
  public:
   BucketHook(World& world, std::int64_t count_slot);
 
-  /// For the next backward: whether this rank expects counts in the lane, and the number of the step.
+  /// Call it before each backward. `expects_counts`: this rank expects counts in the lane.
   virtual void begin_backward(bool expects_counts, std::int64_t step);
   /// Call it after each backward: then the buckets have the means.
   virtual void finish() {}

@@ -45,9 +45,9 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
   }
 }
 
-Ddp::Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision, std::uint64_t seed,
+Ddp::Ddp(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision, std::uint64_t seed,
          GradientHook hook)
-    : SingleDevice(config, options, world, precision), seed_(seed), hook_(std::move(hook)) {}
+    : SingleDevice(optim, dist, world, precision), seed_(seed), hook_(std::move(hook)) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);
@@ -102,7 +102,7 @@ void Ddp::begin_step(std::int64_t number, StepRequests mine) {
 }
 
 void Ddp::send_buffers() {
-  if (buffers_due_ && options_.broadcast_buffers) {
+  if (buffers_due_ && dist_.broadcast_buffers) {
     broadcast_buffers(*module_, world_);
     buffers_due_ = false;
   }

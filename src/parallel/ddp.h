@@ -24,7 +24,7 @@ class [[gnu::visibility("hidden")]] Ddp;  // as its field SyncStatistics
 
 class Ddp final : public SingleDevice {
  public:
-  Ddp(const OptimConfig& config, const DistConfig& options, World& world, Precision precision = Precision::fp32,
+  Ddp(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision = Precision::fp32,
       std::uint64_t seed = 0, GradientHook hook = {});
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;

@@ -74,7 +74,7 @@ std::vector<std::size_t> unreached(const c10::Error& error) {
 }  // namespace
 
 DdpOptimizer::DdpOptimizer(const OptimizerSpec& spec, Ddp& ddp) : SingleDeviceOptimizer(spec, ddp), ddp_(ddp) {
-  if (ddp_.options_.shard_optimizer) {
+  if (ddp_.dist_.shard_optimizer) {
     check_that_it_can_be_sharded(spec_, built_);
     shards_.emplace(all_parameters(), ddp_.world_);
     built_.elsewhere = shards_->elsewhere();
@@ -141,35 +141,51 @@ void DdpOptimizer::remove_reducer() {
   }
 }
 
+std::vector<std::string> DdpOptimizer::sparse_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, parameter] : parameters_) {
+    if (is_sparse(parameter)) {
+      names.push_back(name);
+    }
+  }
+  return names;
+}
+
+/// One entry per parameter of the reducer, in its order.
+struct DdpOptimizer::ReducerLists {
+  std::vector<at::Tensor> parameters{};
+  std::vector<bool> expect_sparse{};
+  std::unordered_map<std::size_t, std::string> names{};
+  std::int64_t bytes = 0;  // without the control lane
+};
+
+/// The control lane first, then the reverse order of registration.
+DdpOptimizer::ReducerLists DdpOptimizer::lists_for_reducer() const {
+  ReducerLists lists{.parameters = {lane_}, .expect_sparse = {false}, .names = {{0, "lockstep control lane"}}};
+  for (std::size_t i = parameters_.size(); i-- > 0;) {
+    const auto& [name, parameter] = parameters_[i];
+    lists.names[lists.parameters.size()] = name;
+    lists.expect_sparse.push_back(is_sparse(parameter));
+    lists.parameters.push_back(parameter);
+    lists.bytes += static_cast<std::int64_t>(parameter.nbytes());
+  }
+  return lists;
+}
+
 // Note [Buckets from the first step on]: Python's DDP learns the order of gradients in its first backward and rebuilds
 // the buckets then. Sums over more than two ranks depend on the position of an element in its bucket. A resumed run
 // would learn the order again and would not be bitwise equal to an uninterrupted run. Here the order is fixed from the
 // first step on: the reverse order of registration.
 void DdpOptimizer::make_reducer(std::unordered_set<const c10::TensorImpl*> sparse) {
   const World& world = ddp_.world_;
-  const DistConfig& options = ddp_.options_;
+  const DistConfig& dist = ddp_.dist_;
   const auto group = WorldAccess::group(world);
-  std::vector<std::string> sparse_names;
   sparse_ = std::move(sparse);
-  for (const auto& [name, parameter] : parameters_) {
-    if (is_sparse(parameter)) {
-      sparse_names.push_back(name);
-    }
-  }
-  check_sparse_backend(sparse_names, group->getBackend(world.device().type())->getBackendName());
+  check_sparse_backend(sparse_names(), group->getBackend(world.device().type())->getBackendName());
 
   lane_ = at::zeros_like(ddp_.lane_->values()).requires_grad_();
-  std::vector<at::Tensor> parameters{lane_};
-  std::vector<bool> expect_sparse{false};
-  std::unordered_map<std::size_t, std::string> names{{0, "lockstep control lane"}};
-  bytes_ = 0;
-  for (std::size_t i = parameters_.size(); i-- > 0;) {
-    const auto& [name, parameter] = parameters_[i];
-    names[parameters.size()] = name;
-    expect_sparse.push_back(is_sparse(parameter));
-    parameters.push_back(parameter);
-    bytes_ += static_cast<std::int64_t>(parameter.nbytes());
-  }
+  ReducerLists lists = lists_for_reducer();
+  bytes_ = lists.bytes;
   // The lane's gradient is the first one of a backward, and callbacks run in the order of registration. So this
   // callback runs after the rank's own work and before the reducer waits for the other ranks. A rank that hangs earlier
   // is the missing one.
@@ -179,22 +195,23 @@ void DdpOptimizer::make_reducer(std::unordered_set<const c10::TensorImpl*> spars
 
   // See Note [Counts and compression].
   std::unique_ptr<BucketHook> hook = make_hook();
-  const auto bucket_bytes = static_cast<std::int64_t>(options.bucket_mib * (1 << 20));
+  const auto bucket_bytes = static_cast<std::int64_t>(dist.bucket_mib * (1 << 20));
   const std::int64_t first_bucket_bytes = hook != nullptr
                                               ? static_cast<std::int64_t>(lane_.nbytes())
                                               : std::min<std::int64_t>(bucket_bytes, c10d::kDefaultFirstBucketBytes);
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
-      expect_sparse);
+      lists.parameters, {static_cast<std::size_t>(first_bucket_bytes), static_cast<std::size_t>(bucket_bytes)},
+      lists.expect_sparse);
   reducer_ = std::make_shared<c10d::Reducer>(
-      parameters, std::move(buckets), group, expect_sparse, bucket_bytes, options.find_unused_parameters,
-      /*gradient_as_bucket_view=*/true, std::move(names), first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
+      lists.parameters, std::move(buckets), group, lists.expect_sparse, bucket_bytes, dist.find_unused_parameters,
+      /*gradient_as_bucket_view=*/true, std::move(lists.names), first_bucket_bytes,
+      /*skip_all_reduce_unused_params=*/false,
       /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
-  logger_->set_construction_data_and_log(ddp_.module_->name(), {}, -1, options.broadcast_buffers,
-                                         /*has_sync_bn=*/false, options.static_graph);
-  if (options.static_graph) {
+  logger_->set_construction_data_and_log(ddp_.module_->name(), {}, -1, dist.broadcast_buffers,
+                                         /*has_sync_bn=*/false, dist.static_graph);
+  if (dist.static_graph) {
     reducer_->set_static_graph();
     logger_->set_static_graph();
   }
@@ -219,7 +236,7 @@ std::unique_ptr<BucketHook> DdpOptimizer::make_hook() const {
   if (ddp_.hook_) {
     return std::make_unique<ProgramHook>(ddp_.world_, ControlLane::kCount, ddp_.hook_, index_);
   }
-  if (const GradCompression compression = ddp_.options_.compression; compression != GradCompression::none) {
+  if (const GradCompression compression = ddp_.dist_.compression; compression != GradCompression::none) {
     return std::make_unique<CompressionHook>(ddp_.world_, ControlLane::kCount, compression,
                                              RoundingKey{.seed = ddp_.seed_, .optimizer = index_});
   }
@@ -230,7 +247,7 @@ void DdpOptimizer::zero_grad() {
   SingleDeviceOptimizer::zero_grad();
   lane_.mutable_grad().reset();
   idle_ = true;
-  if (ddp_.options_.find_unused_parameters) {
+  if (ddp_.dist_.find_unused_parameters) {
     // Since its last reduction, the backward of another optimizer may have marked parameters as used.
     reducer_->reset_state();
   }
@@ -274,7 +291,7 @@ void DdpOptimizer::backward_nothing() {
     const at::Tensor& parameter = parameters_[i].second;
     const bool sparse = is_sparse(parameter);
     // The reducer treats the gradients of dense parameters for which it does not wait as zero.
-    const bool waits = ddp_.options_.static_graph ? used_[i] : !ddp_.options_.find_unused_parameters;
+    const bool waits = ddp_.dist_.static_graph ? used_[i] : !ddp_.dist_.find_unused_parameters;
     if (waits || sparse) {
       roots.push_back(at::alias(parameter));  // the search begins at graph nodes, and a leaf has none
       gradients.push_back(zero_gradient(parameter, sparse));
@@ -307,22 +324,22 @@ void DdpOptimizer::run_backward(std::vector<at::Tensor> roots, std::vector<at::T
   // A view, because the search for unused parameters begins at graph nodes, and a leaf has none.
   const at::Tensor lane = lane_.view({ControlLane::kSize});
   if (ddp_.statistics_ != nullptr) {
-    // Before the reducer waits for the other ranks, which may wait for this one's statistics.
+    // This must run before the reducer waits for the other ranks, because they may wait for this rank's statistics.
     lane.register_hook([this](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([this] { end_pass(); });
     });
   }
   roots.push_back(lane);
   gradients.push_back(ddp_.lane_->values());
-  reducer_->prepare_for_backward(ddp_.options_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
-  if (ddp_.options_.static_graph && first_backward_) {
+  reducer_->prepare_for_backward(ddp_.dist_.find_unused_parameters ? roots : std::vector<at::Tensor>{});
+  if (ddp_.dist_.static_graph && first_backward_) {
     // The first backward only counts the uses; all gradients are reduced at its end. A rank without samples has no uses
     // to count: the next backward of all ranks is then the first one again.
     counts_again_ = ddp_.world_.any(!has_loss_);
     lane.register_hook([this](const at::Tensor&) {
       torch::autograd::Engine::get_default_engine().queue_callback([this, reducer = reducer_] {
         begin_reduction();
-        // Of this rank: the reduction also gives a gradient to what only other ranks use.
+        // The reduction also gives gradients to parameters that only other ranks use, so this comes before it.
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
           used_[i] = parameters_[i].second.grad().defined();
         }
@@ -401,7 +418,7 @@ void DdpOptimizer::check_all_used() const {
             ? fmt::format("the gradients of the last backward were not reduced on rank {}", ddp_.world_.rank())
             : fmt::format("the last backward of the step did not reach {} of {} parameters on rank {}: {}",
                           names.size(), parameters_.size(), ddp_.world_.rank(), join_first(names, 10)),
-        ddp_.options_.static_graph
+        ddp_.dist_.static_graph
             ? "run one backward per forward; under --dist.static_graph the graph must not change, and no loss of "
               "another optimizer may reach these parameters"
             : "if micro-batches use different parts of the model, as with a head for each loader, set "

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -56,6 +57,9 @@ class DdpOptimizer final : public SingleDeviceOptimizer {
   void end_pass();
   /// This rank's own work is done: it waits for the others from now on.
   void begin_reduction();
+  std::vector<std::string> sparse_names() const;
+  struct ReducerLists;
+  ReducerLists lists_for_reducer() const;
   /// nullptr: the reducer reduces without one.
   std::unique_ptr<BucketHook> make_hook() const;
 

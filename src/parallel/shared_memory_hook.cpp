@@ -1,7 +1,6 @@
 #include "parallel/shared_memory_hook.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <exception>

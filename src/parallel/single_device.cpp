@@ -27,7 +27,7 @@ namespace lockstep {
 
 namespace {
 
-/// Of a 0-dim tensor on the CPU, where nothing has to be waited for.
+/// The norm is a 0-dim tensor on the CPU, so its value can be read without waiting for a device.
 bool is_finite_norm(const at::Tensor& norm) {
   return norm.scalar_type() == at::kDouble ? std::isfinite(*norm.const_data_ptr<double>())
                                            : std::isfinite(*norm.const_data_ptr<float>());
@@ -71,7 +71,7 @@ SingleDeviceOptimizer::SingleDeviceOptimizer(OptimizerSpec spec, SingleDevice& s
 void SingleDeviceOptimizer::build() {
   Parameters parameters = parameters_of(*strategy_.module_, spec_);
   parameters_ = std::move(parameters.trained);
-  built_ = build_optimizer(spec_, parameters_, strategy_.config_, std::move(parameters.frozen));
+  built_ = build_optimizer(spec_, parameters_, strategy_.optim_, std::move(parameters.frozen));
   built_.key = fmt::format("optimizer:{}", index_);
 }
 
@@ -129,7 +129,7 @@ void SingleDeviceOptimizer::finish() {
 // With several ranks check_all_used() has looked at each step, unless the graph is static. With one rank a loss may use
 // other parts later, so this only says what the first step shows.
 void SingleDeviceOptimizer::look_for_unused() {
-  if (!ran_backward_ || std::exchange(looked_for_unused_, true) || strategy_.options_.find_unused_parameters) {
+  if (!ran_backward_ || std::exchange(looked_for_unused_, true) || strategy_.dist_.find_unused_parameters) {
     return;
   }
   const std::vector<std::string> unused = without_gradient();
@@ -245,7 +245,7 @@ void SingleDeviceOptimizer::look_for_not_finite() {
 }
 
 bool SingleDeviceOptimizer::skips_not_finite() const {
-  return !scaler_ && strategy_.config_.non_finite == NonFinitePolicy::skip;
+  return !scaler_ && strategy_.optim_.non_finite == NonFinitePolicy::skip;
 }
 
 void SingleDeviceOptimizer::scale_grads(const at::Tensor& factor) { scale_(defined_grads(), factor); }
@@ -302,8 +302,8 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
   if (optimizers.empty()) {
     throw ConfigError("the task has no optimizer", "return one from Task::optimizers(), e.g. {adamw({.lr = 1e-3})}");
   }
-  check_schedules(schedules_of(optimizers, config_));
-  if (options_.require_sync_batch_norm) {
+  check_schedules(schedules_of(optimizers, optim_));
+  if (dist_.require_sync_batch_norm) {
     refuse_plain_batch_norm(module);
   }
   module_ = &module;

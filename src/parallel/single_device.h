@@ -67,11 +67,11 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   }
   /// Call it when the gradients are reduced.
   void unscale_grads();
-  /// With optim.non_finite skip: call it before something that changes which gradients are finite.
+  /// Call it before something that changes which gradients are finite; optim.non_finite skip needs it.
   void look_for_not_finite();
-  /// With optim.non_finite skip: what a norm of the gradients says.
+  /// Notes whether a norm of the gradients is finite, for optim.non_finite skip.
   void note_norm(const at::Tensor& norm);
-  /// After the first backward: whether the parameters have gradients.
+  /// Call it after the first backward. Warns of parameters without a gradient; throws if no parameter has one.
   void look_for_unused();
   /// The names of parameters_ that have no gradient.
   std::vector<std::string> without_gradient() const;
@@ -108,13 +108,12 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
 
 class SingleDevice : public Strategy {
  public:
-  SingleDevice(const OptimConfig& config, const DistConfig& options, World& world,
-               Precision precision = Precision::fp32)
+  SingleDevice(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision = Precision::fp32)
       : world_(world),
         progress_(WorldAccess::progress(world)),
         clock_(WorldAccess::clock(world)),
-        options_(options),
-        config_(config),
+        dist_(dist),
+        optim_(optim),
         precision_(precision) {}
 
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
@@ -144,7 +143,7 @@ class SingleDevice : public Strategy {
   World& world_;
   ProgressRecord& progress_;
   DeviceClock& clock_;
-  const DistConfig options_;
+  const DistConfig dist_;
   torch::nn::Module* module_ = nullptr;
   std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};
 
@@ -155,7 +154,7 @@ class SingleDevice : public Strategy {
   /// Parameters and the values with which they are evaluated, if these are others.
   std::vector<std::pair<at::Tensor, at::Tensor>> evaluated_parameters() const;
 
-  const OptimConfig config_;
+  const OptimConfig optim_;
   const Precision precision_;
   StepRequests mine_{};  // requests that are not yet sent
   StepRequests agreed_{};

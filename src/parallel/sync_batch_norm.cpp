@@ -29,7 +29,7 @@ struct NormContext : torch::CustomClassHolder {
   double eps;
 };
 
-/// Without those that go through the statistics: of the input, the weight and the bias.
+/// The gradients of the input, the weight and the bias, without the part that goes through the statistics.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients_of(const at::Tensor& gradient, const at::Tensor& input,
                                                             const at::Tensor& weight, const at::Tensor& mean,
                                                             const at::Tensor& variance, double eps) {

@@ -86,7 +86,7 @@ std::unique_ptr<SingleDeviceOptimizer> WithoutPeers::make_optimizer(const Optimi
   if (peers_.size() == 1) {
     return SingleDevice::make_optimizer(spec);
   }
-  return std::make_unique<OptimizerWithoutPeers>(spec, *this, peers_, options_.shard_optimizer);
+  return std::make_unique<OptimizerWithoutPeers>(spec, *this, peers_, dist_.shard_optimizer);
 }
 
 }  // namespace lockstep

@@ -34,6 +34,22 @@ std::vector<Path> record_files(FileSystem& fs, const Path& directory) {
   return files;
 }
 
+std::vector<int> ranks_without_file(const std::vector<RankRecords>& found) {
+  int ranks = 0;
+  for (const RankRecords& rank : found) {
+    for (const Entry& entry : rank.entries) {
+      ranks = std::max(ranks, entry.ranks);
+    }
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (std::ranges::find(found, rank, &RankRecords::rank) == found.end()) {
+      missing.push_back(rank);
+    }
+  }
+  return missing;
+}
+
 std::map<std::int64_t, Step> by_step(const RunRecords& run) {
   std::map<std::int64_t, Step> steps;
   for (const RankRecords& rank : run.ranks) {
@@ -142,6 +158,9 @@ RunRecords read_run_records(FileSystem& fs, const Path& path) {
         return found != ranks_at.end() ? found->second <= rank.rank : has_left && entry.record.step > last;
       });
     }
+  }
+  if (is_directory) {
+    run.missing = ranks_without_file(run.ranks);
   }
   return run;
 }

@@ -16,6 +16,7 @@ namespace lockstep {
 /// The records of all ranks of a run, without ranks that a resumed run with fewer ranks no longer had.
 struct RunRecords {
   std::vector<RankRecords> ranks{};  ///< ascending
+  std::vector<int> missing{};        ///< ranks of recorded steps that have no file in the directory; ascending
 };
 
 /// `path`: the directory of a run, or one file of records. Throws: ConfigError (not found), DataError, IoError.

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <span>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -12,6 +13,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/crc32c.h"
+#include "base/little_endian.h"
 #include "base/splitmix.h"
 
 namespace lockstep {
@@ -24,15 +26,8 @@ constexpr std::int64_t kFormat = 1;
 using Words = std::array<std::uint64_t, kRecordBytes / 8>;
 
 // Word 0 is the kind of a record: eight characters, or four characters and the fields that are present.
-constexpr std::uint64_t characters(std::string_view text) {
-  std::uint64_t word = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    word |= static_cast<std::uint64_t>(static_cast<unsigned char>(text[i])) << (8 * i);
-  }
-  return word;
-}
-constexpr std::uint64_t kBegin = characters("lockstep");
-constexpr std::uint64_t kStep = characters("step");
+constexpr std::uint64_t kBegin = little_endian("lockstep");
+constexpr std::uint64_t kStep = little_endian("step");
 constexpr std::uint64_t kHasSamples = std::uint64_t{1} << 32;
 constexpr std::uint64_t kHasLoss = std::uint64_t{1} << 33;
 constexpr std::uint64_t kHasParameters = std::uint64_t{1} << 34;
@@ -43,20 +38,17 @@ constexpr std::uint64_t kAllFields = kHasSamples | kHasLoss | kHasParameters | k
 void append_record(std::vector<std::byte>& out, const Words& words) {
   const std::size_t begin = out.size();
   for (const std::uint64_t word : words) {
-    for (std::size_t i = 0; i < 8; ++i) {
-      out.push_back(static_cast<std::byte>(word >> (8 * i)));
-    }
+    append_little_endian(out, word, sizeof word);
   }
-  const std::uint32_t crc = crc32c(std::span(out).subspan(begin, kChecksumAt));
-  for (std::size_t i = 0; i < 4; ++i) {
-    out[begin + kChecksumAt + i] = static_cast<std::byte>(crc >> (8 * i));
-  }
+  out.resize(begin + kChecksumAt);
+  append_little_endian(out, crc32c(std::span(out).subspan(begin)), kRecordBytes - kChecksumAt);
 }
 
 Words words_of(std::span<const std::byte, kRecordBytes> bytes) {
   Words words{};
-  for (std::size_t i = 0; i < kRecordBytes; ++i) {
-    words[i / 8] |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * (i % 8));
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    words[i] = little_endian(text.substr(8 * i, 8));
   }
   return words;
 }

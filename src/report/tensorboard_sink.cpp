@@ -14,6 +14,7 @@
 #include <lockstep/report/metric_sink.h>
 
 #include "base/crc32c.h"
+#include "base/little_endian.h"
 #include "base/report_file.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
@@ -22,15 +23,6 @@
 
 namespace lockstep {
 namespace {
-
-/// Little-endian.
-std::string fixed(std::uint64_t value, int size) {
-  std::string bytes;
-  for (int i = 0; i < size; ++i) {
-    bytes += static_cast<char>(value >> (8 * i) & 0xff);
-  }
-  return bytes;
-}
 
 /// A message of the protocol buffers format.
 class Message {
@@ -42,18 +34,18 @@ class Message {
   }
   Message& number(int field, double value) {
     varint(key(field, 1));
-    bytes_ += fixed(std::bit_cast<std::uint64_t>(value), 8);
+    append_little_endian(bytes_, std::bit_cast<std::uint64_t>(value), sizeof value);
     return *this;
   }
   Message& number(int field, float value) {
     varint(key(field, 5));
-    bytes_ += fixed(std::bit_cast<std::uint32_t>(value), 4);
+    append_little_endian(bytes_, std::bit_cast<std::uint32_t>(value), sizeof value);
     return *this;
   }
   Message& numbers(int field, std::span<const double> values) {
     std::string packed;
     for (const double value : values) {
-      packed += fixed(std::bit_cast<std::uint64_t>(value), 8);
+      append_little_endian(packed, std::bit_cast<std::uint64_t>(value), sizeof value);
     }
     return text(field, packed);
   }
@@ -78,14 +70,17 @@ class Message {
 };
 
 /// The checksum of TFRecord files: CRC-32C, rotated by 15 bits plus a constant.
-std::string masked_checksum(std::string_view bytes) {
-  const std::uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
-  return fixed(std::rotr(crc, 15) + 0xa282ead8U, 4);
+std::uint32_t masked_checksum(std::string_view bytes) {
+  return std::rotr(crc32c(std::as_bytes(std::span(bytes))), 15) + 0xa282ead8U;
 }
 
 std::string record(const Message& event) {
-  const std::string length = fixed(event.bytes().size(), 8);
-  return length + masked_checksum(length) + event.bytes() + masked_checksum(event.bytes());
+  std::string bytes;
+  append_little_endian(bytes, event.bytes().size(), 8);
+  append_little_endian(bytes, masked_checksum(bytes), 4);
+  bytes += event.bytes();
+  append_little_endian(bytes, masked_checksum(event.bytes()), 4);
+  return bytes;
 }
 
 Message event() { return Message().number(1, unix_time()); }

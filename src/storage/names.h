@@ -23,9 +23,9 @@ inline constexpr const char* kWorldSizeKey = "world_size";
 inline constexpr const char* kThreadsKey = "threads";  ///< per rank
 inline constexpr const char* kSamplesKey = "samples";
 inline constexpr const char* kTotalStepsKey = "total_steps";
-inline constexpr const char* kWeightsOnlyKey = "weights_only";
-inline constexpr std::string_view kProgramKeys = "program.";  ///< and the name of one of the program's own flags
-std::string metric_key(std::string_view metric);              ///< of the value of a metric
+inline constexpr const char* kPositionEpoch = "position.epoch";  ///< missing if the checkpoint has only weights
+inline constexpr std::string_view kProgramKeys = "program.";     ///< and the name of one of the program's own flags
+std::string metric_key(std::string_view metric);                 ///< of the value of a metric
 
 struct DirectoryName {
   std::int64_t step = 0;

@@ -10,7 +10,7 @@
 
 #include <lockstep/base/error.h>
 
-#include "storage/little_endian.h"
+#include "base/little_endian.h"
 
 namespace lockstep {
 namespace {

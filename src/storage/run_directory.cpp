@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -15,6 +14,7 @@
 
 #include "base/descriptor.h"
 #include "base/file_lock.h"
+#include "base/paths.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "environment/process_name.h"
@@ -23,20 +23,6 @@ namespace lockstep {
 namespace {
 
 using Path = std::filesystem::path;
-
-constexpr const char* kLockName = ".lock";
-
-Path without_links(const Path& path) {
-  std::error_code error;
-  Path resolved = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
-  resolved = error ? std::filesystem::absolute(path).lexically_normal() : resolved;
-  return resolved.has_filename() ? resolved : resolved.parent_path();
-}
-
-bool contains(const Path& directory, const Path& path) {
-  const Path relative = path.lexically_relative(directory);
-  return !relative.empty() && *relative.begin() != "..";
-}
 
 /// Takes the lock of the directory and, for a moment, that of its checkpoints, which a CheckpointStore of a
 /// hand-written loop may hold alone. nullptr: another process holds one of them.
@@ -95,7 +81,7 @@ void drop_batch_limit(FileSystem& fs, const Path& directory) noexcept {
 }
 
 RunDirectory::RunDirectory(FileSystem& fs, const Path& directory, const LaunchName& launch)
-    : fs_(fs), directory_(without_links(directory)) {
+    : fs_(fs), directory_(without_links(std::filesystem::absolute(directory))) {
   lock(&launch);
 }
 
@@ -113,7 +99,7 @@ std::string RunDirectory::json() const {
 }
 
 Path RunDirectory::set_aside() {
-  if (contains(directory_, without_links("."))) {
+  if (is_inside(".", directory_)) {
     throw ConfigError(
         fmt::format("--fresh: {} is the working directory or contains it; it cannot be renamed during the "
                     "program",

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <initializer_list>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -16,6 +14,7 @@
 
 #include "base/assertion.h"
 #include "base/json.h"
+#include "base/little_endian.h"
 #include "base/mapped.h"
 #include "base/text.h"
 #include "storage/safetensors_item_size.h"
@@ -277,26 +276,14 @@ std::string header_text(std::span<const TensorView> tensors, std::span<const std
 }
 
 // Throws if the first bytes are those of a file of torch.save.
-void refuse_pytorch_file(std::span<const std::byte, kLengthBytes> begin, const std::string& name) {
-  const auto has = [&](std::initializer_list<int> bytes) {
-    return std::equal(bytes.begin(), bytes.end(), begin.begin(),
-                      [](int expected, std::byte found) { return std::to_integer<int>(found) == expected; });
-  };
-  if (has({'P', 'K', 3, 4})) {
+void refuse_pytorch_file(std::string_view begin, const std::string& name) {
+  if (begin.starts_with("PK\3\4")) {
     throw CheckpointError(name + ": this is a PyTorch file (.pt), not a safetensors file", "load_tensors() reads it");
   }
-  if (has({0x80, 2})) {
+  if (begin.starts_with("\x80\2")) {
     throw CheckpointError(name + ": this is a PyTorch file (.pt) in the format before PyTorch 1.6",
                           "save it again in Python: torch.save(torch.load(old), new)");
   }
-}
-
-std::array<std::byte, kLengthBytes> length_bytes(std::uint64_t length) {
-  std::array<std::byte, kLengthBytes> bytes{};
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    bytes[i] = static_cast<std::byte>(length >> (8 * i));
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -354,7 +341,9 @@ void write_safetensors(std::span<const TensorView> tensors, const std::map<std::
     throw CheckpointError(
         fmt::format("safetensors: found a header of {} bytes, expected at most {}", header.size(), kMaxHeaderBytes));
   }
-  append(length_bytes(header.size()));
+  std::string length;
+  append_little_endian(length, header.size(), kLengthBytes);
+  append(std::as_bytes(std::span(length)));
   append(std::as_bytes(std::span(header)));
   for (const std::size_t i : order) {
     append(tensors[i].bytes);
@@ -382,12 +371,9 @@ SafetensorsReader::SafetensorsReader(std::unique_ptr<RandomAccessFile> file, std
   if (rest < 0) {
     throw CheckpointError(fmt::format("{}: found {} bytes, expected a safetensors file", name_, file_->size()));
   }
-  std::array<std::byte, kLengthBytes> prefix{};
-  file_->read(0, prefix);
-  std::uint64_t length = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::to_integer<std::uint64_t>(prefix[i]) << (8 * i);
-  }
+  std::string prefix(kLengthBytes, '\0');
+  file_->read(0, std::as_writable_bytes(std::span(prefix)));
+  const std::uint64_t length = little_endian(prefix);
   const auto limit = static_cast<std::uint64_t>(std::min(rest, kMaxHeaderBytes));
   if (length > limit) {
     refuse_pytorch_file(prefix, name_);

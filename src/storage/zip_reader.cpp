@@ -9,8 +9,8 @@
 
 #include "base/assertion.h"
 #include "base/crc32c.h"
+#include "base/little_endian.h"
 #include "base/text.h"
-#include "storage/little_endian.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,5 @@
 #include "supervise/memory_watch.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -41,15 +40,6 @@ std::optional<std::int64_t> MemoryWatch::kills() const {
   return std::nullopt;
 }
 
-std::optional<std::int64_t> MemoryWatch::limit_bytes() const {
-  constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;  // v1 has a huge number instead of "max"
-  std::int64_t lowest = kNoLimit;
-  for (const std::string& folder : folders_) {
-    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
-      lowest = std::min(lowest, parse_int(trim(read_(folder + name).value_or(""))).value_or(kNoLimit));
-    }
-  }
-  return lowest < kNoLimit ? std::optional(lowest) : std::nullopt;
-}
+std::optional<std::int64_t> MemoryWatch::limit_bytes() const { return memory_limit(folders_, read_); }
 
 }  // namespace lockstep

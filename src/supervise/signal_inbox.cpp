@@ -12,6 +12,8 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/limit_hint.h"
+
 namespace lockstep {
 namespace {
 
@@ -38,7 +40,7 @@ SignalInbox::SignalInbox() {
   }
   fd_ = Descriptor(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) {
-    throw LaunchError(fmt::format("cannot watch workers: signalfd: {}", std::strerror(errno)));
+    throw LaunchError(fmt::format("cannot watch workers: signalfd: {}", std::strerror(errno)), limit_hint(errno));
   }
   pthread_sigmask(SIG_BLOCK, &wanted, &mask_before_);
   reader_before_ = reader.exchange(static_cast<pid_t>(syscall(SYS_gettid)));

@@ -278,7 +278,13 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   }
   warned_since_ = moved;
   ended_ = ended_ || end;
-  StallFinding finding{.ranks = blocked_by_system(samples, behind), .ends_the_run = end};
+  findings.push_back(describe_stall(samples, behind, still, end ? limit : std::nullopt));
+}
+
+StallFinding StallWatch::describe_stall(const std::vector<RankSample>& samples, const std::vector<int>& behind,
+                                        Time::duration still, std::optional<std::chrono::milliseconds> limit) const {
+  const auto sample_of = [&](int rank) -> const RankSample& { return samples[static_cast<std::size_t>(rank)]; };
+  StallFinding finding{.ranks = blocked_by_system(samples, behind), .ends_the_run = limit.has_value()};
   std::string first = fmt::format("no progress for {} s{}; ", std::chrono::floor<seconds>(still).count(),
                                   stop_at_ ? " after a stop request" : "");
   std::string state;
@@ -291,12 +297,12 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   } else if (finding.ranks = in_another_collective(samples); !finding.ranks.empty()) {
     first += "the ranks are in different collectives:";
     finding.hint = kSameOrderHint;
-  } else if (finding.ranks = behind; behind.size() == ranks.size()) {
+  } else if (finding.ranks = behind; behind.size() == running(samples).size()) {
     first += "all ranks are at the same place:";
   } else {
     first += fmt::format("{} behind:", who(behind));
   }
-  if (end) {
+  if (limit) {
     const RankSample& culprit = sample_of(finding.ranks.front());
     const std::string place = place_of(culprit.view);
     finding.what =
@@ -315,7 +321,7 @@ void StallWatch::report_stall(const std::vector<RankSample>& samples, Time now, 
   }
   finding.lines = stall_table(samples, first_rank_);
   finding.lines.insert(finding.lines.begin(), first);
-  findings.push_back(std::move(finding));
+  return finding;
 }
 
 }  // namespace lockstep

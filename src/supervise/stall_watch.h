@@ -76,6 +76,10 @@ class StallWatch {
   void note_movement(const std::vector<RankSample>& samples, Time now);
   void report_stops(const std::vector<RankSample>& samples, std::vector<StallFinding>& findings);
   void report_stall(const std::vector<RankSample>& samples, Time now, std::vector<StallFinding>& findings);
+  /// `behind`: the ranks that are furthest behind. `still`: how long. `limit`: that of the run, which ends; nullopt:
+  /// this is a warning.
+  StallFinding describe_stall(const std::vector<RankSample>& samples, const std::vector<int>& behind,
+                              Time::duration still, std::optional<std::chrono::milliseconds> limit) const;
   Time last_movement(const std::vector<RankSample>& samples, const std::vector<int>& behind);
   std::optional<std::chrono::milliseconds> limit_of(const RankSample& sample) const;
 

@@ -1,37 +1,81 @@
 #include "supervise/terminal_queue.h"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
 
+#include "base/limit_hint.h"
 #include "base/signals_blocked.h"
 #include "base/terminal.h"
+#include "failure/deadlines.h"
 
 namespace lockstep {
 
 TerminalQueue::TerminalQueue(bool shared_screen)
     : shared_screen_(shared_screen), room_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!room_.is_open()) {
-    throw LaunchError(fmt::format("cannot watch workers: eventfd: {}", std::strerror(errno)));
+    throw LaunchError(fmt::format("cannot watch workers: eventfd: {}", std::strerror(errno)), limit_hint(errno));
   }
   const AllSignalsBlocked blocked;  // the main thread handles them, and a closed pipe is an error code
-  writer_ = std::thread([this] { write_all(); });
+  try {
+    writer_ = std::thread([this] { write_all(); });
+  } catch (const std::system_error& error) {
+    throw LaunchError(fmt::format("cannot watch workers: thread: {}", error.code().message()),
+                      limit_hint(error.code().value()));
+  }
 }
 
 TerminalQueue::~TerminalQueue() {
+  close();
+  writer_.join();
+}
+
+void TerminalQueue::close() {
   {
     const std::lock_guard lock(mutex_);
     say_what_is_left_out();
     closing_ = true;
   }
   changed_.notify_one();
-  writer_.join();
+}
+
+bool TerminalQueue::finish(SignalInbox& signals, bool stop_requested) {
+  using Clock = std::chrono::steady_clock;
+  close();
+  auto until = stop_requested ? Clock::now() + deadlines::kLastLines : Clock::time_point::max();
+  while (!is_finished()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() <= 0) {
+      return false;
+    }
+    std::array<pollfd, 2> entries{
+        {{.fd = room_.get(), .events = POLLIN, .revents = 0}, {.fd = signals.fd(), .events = POLLIN, .revents = 0}}};
+    poll(entries.data(), entries.size(), until == Clock::time_point::max() ? -1 : static_cast<int>(left.count()));
+    take_room();
+    if (signals.take_stop()) {
+      if (std::exchange(stop_requested, true)) {
+        return false;
+      }
+      until = Clock::now() + deadlines::kLastLines;
+    }
+  }
+  return true;
+}
+
+bool TerminalQueue::is_finished() {
+  const std::lock_guard lock(mutex_);
+  return finished_;
 }
 
 void TerminalQueue::line(OutputStream stream, std::string text, bool may_be_left_out) {
@@ -83,6 +127,8 @@ void TerminalQueue::write_all() {
   while (true) {
     changed_.wait(lock, [&] { return closing_ || status_ || !lines_.empty(); });
     if (!status_ && lines_.empty()) {
+      finished_ = true;
+      eventfd_write(room_.get(), 1);
       return;
     }
     const std::optional<std::string> status = std::exchange(status_, std::nullopt);

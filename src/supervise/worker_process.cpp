@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -20,7 +19,9 @@
 #include <lockstep/base/error.h>
 
 #include "base/exec_arguments.h"
+#include "base/limit_hint.h"
 #include "base/signals_blocked.h"
+#include "environment/cpu_set.h"
 
 namespace lockstep {
 namespace {
@@ -44,17 +45,13 @@ struct ChildPlan {
   std::size_t cores_size = 0;
 };
 
-struct FreeCpuSet {
-  void operator()(cpu_set_t* set) const noexcept { CPU_FREE(set); }
-};
-
 /// nullptr for {}.
-std::unique_ptr<cpu_set_t, FreeCpuSet> cpu_set_of(const std::vector<int>& cores, std::size_t& size) {
+CpuSet cpu_set_of(const std::vector<int>& cores, std::size_t& size) {
   if (cores.empty()) {
     return nullptr;
   }
   const auto count = static_cast<std::size_t>(*std::ranges::max_element(cores)) + 1;
-  std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(count));
+  CpuSet set(CPU_ALLOC(count));
   size = CPU_ALLOC_SIZE(count);
   CPU_ZERO_S(size, set.get());
   for (const int core : cores) {
@@ -68,7 +65,10 @@ struct Pipe {
   Descriptor write;
 };
 
-const char* start_hint(const std::string& program, int error) {
+std::string start_hint(const std::string& program, int error) {
+  if (std::string limit = limit_hint(error); !limit.empty()) {
+    return limit;
+  }
   if (program == "this program") {
     return "start one process per rank, e.g. with torchrun --no-python";
   }

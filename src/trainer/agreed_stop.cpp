@@ -6,9 +6,16 @@
 
 #include <fmt/format.h>
 
-#include "base/text.h"
+#include "world/gather_values.h"
 
 namespace lockstep {
+
+namespace {
+
+// Batches may suddenly become slower; a stop then waits for so many of them. A check costs a fraction of a millisecond.
+constexpr std::int64_t kMostBatches = 16;
+
+}  // namespace
 
 bool AgreedStop::look() { return ++batches_ >= due_ && look_now(); }
 
@@ -17,17 +24,18 @@ bool AgreedStop::look_now() {
     return false;
   }
   const auto now = Clock::now();
-  // At most twice the previous number: the first batches may be faster than the others.
   const double seconds = std::max(1e-9, std::chrono::duration<double>(now - looked_).count());
-  const auto in_a_second = static_cast<std::int64_t>(
-      std::min(static_cast<double>(batches_) / seconds, 2 * static_cast<double>(std::max(due_, batches_))));
-  const bool mine = is_asked();
-  const std::vector<std::string> answers =
-      world_.gather(fmt::format("{}{}", mine ? 's' : '-', std::max<std::int64_t>(1, in_a_second)));
-  due_ = world_.size() == 1 ? 1 : parse_int(std::string_view(answers.front()).substr(1)).value_or(1);  // rank 0
+  const double in_a_second = std::clamp<double>(static_cast<double>(batches_) / seconds, 1, kMostBatches);
+  struct Answer {
+    std::int64_t is_asked;
+    std::int64_t due;
+  };
+  const std::vector<Answer> answers =
+      gather_value(world_, Answer{is_asked() ? 1 : 0, static_cast<std::int64_t>(in_a_second)});
+  due_ = world_.size() == 1 ? 1 : answers.front().due;  // rank 0
   batches_ = 0;
   looked_ = now;
-  return std::any_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer.front() == 's'; });
+  return std::ranges::any_of(answers, [](const Answer& answer) { return answer.is_asked != 0; });
 }
 
 StopReason agree_on_reason(World& world, const TrainControl& control) {

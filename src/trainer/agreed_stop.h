@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// All ranks check for requests after the same batches, on the control plane: about once per second, or after every
-/// batch if there is only one rank. The check does not wait for the device.
+/// All ranks check for requests after the same batches, on the control plane: about once per second, every 16 batches
+/// at least, or after every batch if there is only one rank. The check does not wait for the device.
 class AgreedStop {
  public:
   /// `least`: weaker kinds are not looked for; nullopt: nothing is.

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -20,7 +19,6 @@
 #include "base/ceil_div.h"
 #include "base/option_check.h"
 #include "base/ranks_text.h"
-#include "base/text.h"
 #include "metrics/metric_set.h"
 #include "parallel/without_peers.h"
 #include "plan/batch_plan.h"
@@ -28,6 +26,7 @@
 #include "trainer/kept_state.h"
 #include "trainer/meter.h"
 #include "trainer/step_context.h"
+#include "world/gather_values.h"
 #include "world/out_of_memory.h"
 #include "world/world_access.h"
 
@@ -60,12 +59,23 @@ StepBatches first_two_of(const StepBatches& batches) {
   return chosen;
 }
 
+/// Each micro-batch has all samples of its loader. With some modes of a CombinedLoader an epoch ends before all loaders
+/// have ended, but not those that gave less than they were asked for.
+bool has_all_samples(const StepBatches& batches, std::int64_t batch_size) {
+  const auto is_whole = [&](const LoaderBlock& block) {
+    return block.micro_batches == 1 && block.global_samples < batch_size;
+  };
+  return batches.ends_epoch &&
+         (batches.blocks.empty() ? batches.micro.size() == 1 : std::ranges::all_of(batches.blocks, is_whole));
+}
+
 /// This rank's part of the step, as if there were no other ranks.
 LoaderPlan share_of_one(const LoaderPlan& plan, const BatchPlan& batch, int ranks) {
   LoaderPlan share = plan;
   share.batch = batch;
   share.batch.global_batch_size = largest_share(batch, ranks);
   share.data.steps_per_epoch = {};
+  share.data.min_steps_per_epoch = 0;
   share.sampler.drop_last = false;  // of data that are smaller than a step, all are tried
   return share;
 }
@@ -130,8 +140,7 @@ class Trials {
     }
     const std::vector<metrics::NamedMetric> metered = task_.metrics();
     metrics::MetricSet metrics(metered, alone_);
-    const metrics::StatesKept states(metered);
-    metrics.reset();
+    const metrics::FreshStates of_trial(metered);
     WithoutPeers strategy(config_, world_, alone_);
     strategy.prepare(task_.module(), task_.optimizers());
     Meter meter;
@@ -145,13 +154,13 @@ class Trials {
       }
       const StepBatches chosen = first_two_of(*batches);
       strategy.begin_step(at.step, {});
-      StepAccess::begin(step, chosen, {.step = at.step}, at);
+      StepAccess::begin(step, chosen, {.step = at.step}, at, /*loss_factor=*/1);
       task_.optimize(step);
       for (const Batch& batch : chosen.micro) {
         trial.largest = std::max(trial.largest, batch.samples);
       }
       if (at.step == 0) {
-        trial.has_all = batches->micro.size() == 1 && batches->ends_epoch;
+        trial.has_all = has_all_samples(*batches, loader.batch.batch_size);
       }
     }
     if (trial.largest == 0) {
@@ -166,7 +175,7 @@ class Trials {
     return static_cast<std::int64_t>(options_.margin * static_cast<double>(all));
   }
 
-  /// So small that no weight becomes infinite. Schedules get the length of some run.
+  /// The rate is so small that no weight becomes infinite. The length of the run is arbitrary; schedules need one.
   static constexpr ScheduleStep kTinyRate{.total_steps = 1'000'000, .steps_per_epoch = 1000, .lr_scale = 1e-6};
 
   const Plan& plan_;
@@ -207,11 +216,10 @@ struct Answers {
 /// Collective. How a trial ended on each rank.
 Answers exchange(World& world, const Trial& mine) {
   Answers all{.has_all = world.any(mine.has_all)};
-  const std::vector<std::string> answers = world.gather(fmt::to_string(mine.largest));
-  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    const std::int64_t samples = parse_int(answers[rank]).value_or(0);
-    all.largest = std::max(all.largest, samples);
-    if (samples == 0) {
+  const std::vector<std::int64_t> largest = gather_value(world, mine.largest);
+  for (std::size_t rank = 0; rank < largest.size(); ++rank) {
+    all.largest = std::max(all.largest, largest[rank]);
+    if (largest[rank] == 0) {
       all.full_ranks.push_back(static_cast<int>(rank));
     }
   }

@@ -137,6 +137,9 @@ Estimate estimate(const std::vector<at::Tensor>& parameters, const std::function
 StepOutput evolution_loss(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                           const EvolutionOptions& options) {
   check_options(options);
+  if (!at::GradMode::is_enabled()) {  // a validation wants the loss of the parameters themselves
+    return evaluate(loss);
+  }
   const std::vector<at::Tensor> parameters = trained_parameters(module);
   const Estimate found = estimate(parameters, loss, options);
   at::Tensor linear;  // its gradient is the estimate

@@ -1,8 +1,6 @@
 // The training loop is Fit::train; one step is Fit::run_step, and Task::optimize in step.cpp.
 #include "trainer/fit.h"
 
-#include <algorithm>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,11 +17,11 @@
 #include <lockstep/base/log.h>
 #include <lockstep/optim/precision.h>
 
+#include "base/exception_text.h"
 #include "base/text.h"
 #include "checkpoint/rng_scope.h"
 #include "trainer/fit_run.h"
 #include "trainer/source_check.h"
-#include "trainer/step_context.h"
 #include "trainer/watch/repeated_warnings.h"
 #include "world/world_access.h"
 
@@ -52,7 +50,7 @@ FitResult Fit::run() {
     end_failed(error);
     throw;
   } catch (...) {
-    end_failed(Error("an exception of unknown type"));
+    end_failed(Error(current_exception_text()));
     throw;
   }
 }
@@ -62,6 +60,39 @@ FitResult Fit::train() {
   is_between_steps_ = true;
   notify(Stage::fit_start);
   anomalies_.begin(snapshot_parts(), state_.step);
+  const StepAccess::Context context = step_context();
+  Step step = StepAccess::make(context);
+  if (!limits_.are_reached(state_)) {  // a finished run does not ask for more time
+    look_at_time();
+  }
+  // A stop may have been requested before this fit, for example by SIGTERM. Only the loop checks for requests
+  // repeatedly (see SignalScope), so stop_requested() must not be called here without a request.
+  agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
+  validate_at_start();
+  report_timer_.restart();
+  while (!finished()) {  // limits and agreed stop: the same result on every rank
+    if (begins_epoch()) {
+      begin_epoch();
+    }
+    const StepBatches* batches = next_batches();
+    if (batches == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
+      agreed_.stop = world_.any(asked_to_stop_());
+      if (!agreed_.stop && state_.step == 0) {
+        throw DataError("the training data gave no steps", "give it at least one");
+      }
+      break;
+    }
+    if (begins_epoch() || place_.steps == 0) {
+      follow_epoch_length();
+    }
+    const bool ends_epoch = batches->ends_epoch;  // what follows may read from the loader
+    run_step(step, *batches);
+    after_step(ends_epoch);
+  }
+  return finish();
+}
+
+StepAccess::Context Fit::step_context() {
   StepAccess::Context context{.strategy = *strategy_,
                               .world = world_,
                               .config = config_,
@@ -69,74 +100,33 @@ FitResult Fit::train() {
                               .epoch_meter = metrics_.of_epoch(),
                               .spikes = anomalies_.spikes().gate(),
                               .loss_check = world_.is_main() ? &loss_check_ : nullptr,
-                              .graphs = graphs_ ? &*graphs_ : nullptr,
-                              .loss_factor = loss_factor_,
-                              .before_backward = callbacks_.has(Stage::backward_start) ? &before_backward_ : nullptr,
-                              .after_backward = callbacks_.has(Stage::backward_end) ? &after_backward_ : nullptr};
-  Step step = StepAccess::make(context);
-  if (!limits_.are_reached(state_)) {  // else there is nothing that more time would continue
-    look_at_time();
+                              .graphs = graphs_ ? &*graphs_ : nullptr};
+  if (callbacks_.has(Stage::backward_start)) {
+    context.before_backward = [this](StrategyOptimizer& optimizer, const StepOutput& output) {
+      StageContext start = at(Stage::backward_start);
+      start.optimizer = &optimizer;
+      start.output = &output;
+      notify(start);
+    };
   }
-  // For example SIGTERM before this fit. Only the loop checks for requests repeatedly (see SignalScope), so
-  // stop_requested() must not be called here without a request.
-  agreed_.stop = world_.any(!control_.stop_reason().empty() && limits_.must_stop(control_.stop_requested(), state_));
-  validate_at_start();
-  report_timer_.restart();
-  while (!finished()) {  // limits and agreed stop: the same result on every rank
-    if (begins_epoch()) {
-      is_between_steps_ = !callbacks_.has(Stage::epoch_start);  // what they did would be done again after a resume
-      notify(Stage::epoch_start);
-      if (callbacks_.has(Stage::epoch_start)) {  // nor after a stop that comes before the first step
-        place_ = {.number = state_.epoch + 1};
-      }
-    }
-    const StepBatches* batches = next_batches();
-    if (batches == nullptr) {  // the source has ended, or a stop was requested while a rank waited for data
-      agreed_.stop = world_.any(asked_to_stop_());
-      break;
-    }
-    if (begins_epoch() || place_.steps == 0) {  // a ReloadedLoader may have other steps in each epoch
-      limits_.begin_epoch(state_.epoch, state_.step, train_.steps_per_epoch().value_or(0));
-      validation_times_.set_steps_per_epoch(limits_.steps_per_epoch());
-      follow_global_batch();
-      context.loss_factor = loss_factor_;
-    }
-    const bool ends_epoch = batches->ends_epoch;  // what follows may read from the loader
-    run_step(step, *batches);
-    place_.validation_is_due =
-        validation_ != nullptr && (agreed_.validate || validation_times_.is_due(state_, place_.steps, ends_epoch));
-    notify(Stage::step_end);
-    if (ends_epoch) {
-      notify(Stage::epoch_end);
-    }
-    if (agreed_.command) {
-      run_commands();
-    }
-    look_for_straggler();
-    if (due(config_.report.every_steps) || agreed_.report) {
-      report();  // the only place that waits for the device
-    }
-    if (ends_epoch) {
-      reports_.end_epoch();
-      report_epoch();
-    }
-    is_between_steps_ = true;
-    const bool may_have_asked = reported_at_ == state_.step || ends_epoch || place_.validation_is_due;
-    if (may_have_asked && callbacks_.has_any()) {
-      look_for_stop();
-    }
-    if (place_.validation_is_due) {
-      validate();
-    }
-    if (agreed_.save_ended) {
-      record_.set_phase(Phase::save);
-      tell_saved(checkpoints_.collect());
-    }
-    if (agreed_.save || checkpoints_.is_due(state_, ends_epoch)) {
-      save();
-    }
+  if (callbacks_.has(Stage::backward_end)) {
+    context.after_backward = [this](StrategyOptimizer& optimizer) {
+      StageContext end = at(Stage::backward_end);
+      end.optimizer = &optimizer;
+      notify(end);
+    };
   }
-  return finish();
+  return context;
+}
+
+void Fit::begin_epoch() {
+  const bool has_callbacks = callbacks_.has(Stage::epoch_start);
+  // A failure before the first step must not be saved: a resume would call these callbacks again.
+  is_between_steps_ = !has_callbacks;
+  notify(Stage::epoch_start);
+  if (has_callbacks) {  // a stop before the first step is saved, and a resume then does not call them again
+    enter_epoch();
+  }
 }
 
 // Starts at the resume position and continues with the next epoch automatically.
@@ -146,6 +136,13 @@ const StepBatches* Fit::next_batches() {
   clock_.begin_step();
   stragglers_.begin_step();
   return train_.next_unless(asked_to_stop_);
+}
+
+// A ReloadedLoader may have other steps in each epoch.
+void Fit::follow_epoch_length() {
+  limits_.begin_epoch(state_.epoch, state_.step, train_.steps_per_epoch().value_or(0));
+  validation_times_.set_steps_per_epoch(limits_.steps_per_epoch());
+  follow_global_batch();
 }
 
 void Fit::run_step(Step& step, const StepBatches& batches) {
@@ -166,15 +163,18 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   }
   record_.set_phase(Phase::task);
   clock_.enter(Phase::task);
-  StepAccess::begin(step, batches, state_, schedule_step());
+  StepAccess::begin(step, batches, state_, schedule_step(), loss_factor_);
   task_.optimize(step);
   StepAccess::end(step);
   if (steps_here_++ == 0) {
     check_that_it_trains(step);
   }
   ++state_.step;
-  in_record_.set_step(state_.step);
-  count_in_epoch();
+  recorded_steps_.set_step(state_.step);
+  if (begins_epoch()) {
+    enter_epoch();
+  }
+  ++place_.steps;
   state_.epoch += batches.ends_epoch ? 1 : 0;
   state_.samples += batches.global_samples;
   agreed_ = strategy_->agreed();
@@ -187,31 +187,52 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   reports_.show_step(state_, place_, train_.steps_per_epoch());
 }
 
-void Fit::count_in_epoch() {
-  if (begins_epoch()) {
-    place_ = {.number = state_.epoch + 1};
+// What is due after a step.
+void Fit::after_step(bool ends_epoch) {
+  place_.validation_is_due =
+      validation_ != nullptr && (agreed_.validate || validation_times_.is_due(state_, place_.steps, ends_epoch));
+  notify(Stage::step_end);
+  if (ends_epoch) {
+    notify(Stage::epoch_end);
   }
-  ++place_.steps;
+  if (agreed_.command) {
+    run_commands();
+  }
+  look_for_straggler();
+  if (due(config_.report.every_steps) || agreed_.report) {
+    report();  // the only place that waits for the device
+  }
+  if (ends_epoch) {
+    reports_.end_epoch();
+    report_epoch();
+  }
+  is_between_steps_ = true;
+  const bool may_have_asked = reported_at_ == state_.step || ends_epoch || place_.validation_is_due;
+  if (may_have_asked && callbacks_.has_any()) {
+    look_for_stop();
+  }
+  if (place_.validation_is_due) {
+    validate();
+  }
+  if (agreed_.save_ended) {
+    record_.set_phase(Phase::save);
+    tell_saved(checkpoints_.collect());
+  }
+  if (agreed_.save || checkpoints_.is_due(state_, ends_epoch)) {
+    save();
+  }
 }
 
-// Also while a rank waits for data.
-void Fit::take_commands() {
-  CommandsTaken taken = commands_.take();
-  if (taken.stop) {
-    control_.request_stop("lockstep ctl", StopKind::terminate);
-  }
+// A rank calls this also while it waits for data.
+void Fit::look_for_commands() {
+  commands_.look();
   look_at_time();
-  of_commands_.save |= taken.save;
-  of_commands_.validate |= taken.validate;
-  of_commands_.report |= taken.report;
-  of_commands_.command |= !taken.own.empty();
-  std::ranges::move(taken.own, std::back_inserter(own_commands_));
 }
 
 // What this rank asks for; all ranks agree on it at the end of the step.
 StepRequests Fit::requests(const StepBatches& batches) {
-  take_commands();
-  const StepRequests commands = std::exchange(of_commands_, {});
+  look_for_commands();
+  const StepRequests commands = commands_.take_requests();
   const TrainState after{.step = state_.step + 1, .epoch = state_.epoch + (batches.ends_epoch ? 1 : 0), .samples = 0};
   return {.stop = limits_.must_stop(control_.stop_requested(), after),
           .save = control_.take_checkpoint_request() || commands.save || checkpoints_.asks_by_time(),
@@ -221,7 +242,7 @@ StepRequests Fit::requests(const StepBatches& batches) {
           .command = commands.command};
 }
 
-// The clocks of the ranks differ.
+// Only the main rank looks, because the clocks of the ranks differ.
 void Fit::look_at_time() {
   if (world_.is_main() && limits_.is_time_over()) {
     const bool may_continue = config_.checkpoint.enabled && !config_.checkpoint.weights_only;
@@ -230,20 +251,15 @@ void Fit::look_at_time() {
   }
 }
 
-// Only the main rank has seen their words.
 void Fit::run_commands() {
-  const std::string words = world_.broadcast_bytes(join(std::exchange(own_commands_, {}), "\n"));
-  for (const std::string& word : split(words, '\n')) {
-    if (word.empty()) {  // an earlier agreement has run what was taken since
-      continue;
-    }
+  for (const std::string& command : commands_.take_own(world_)) {
     StageContext context = at(Stage::command);
-    context.command = word;
+    context.command = command;
     notify(context);
   }
 }
 
-// Once per fit: without a loss on any rank, nothing is trained.
+// Without a loss on any rank, nothing is trained. The first step of a fit shows it.
 void Fit::check_that_it_trains(const Step& step) {
   const bool lost = world_.any(StepAccess::backward_without_loss(step));
   if (lost && !world_.any(StepAccess::backward_with_loss(step))) {
@@ -252,7 +268,7 @@ void Fit::check_that_it_trains(const Step& step) {
   }
 }
 
-// Before reports, validation and saves, because the main rank spends additional time in them.
+// The main rank spends additional time in reports, validation and saves, so this comes before them.
 void Fit::look_for_straggler() {
   clock_.end_step();
   if (const auto news = stragglers_.end_step(state_.step)) {
@@ -271,7 +287,7 @@ ScheduleStep Fit::schedule_step() const {
           .epochs_from = limits_.epochs_from()};
 }
 
-// What every stage has; some add a value.
+// The context that every stage has. Some stages add a value.
 StageContext Fit::at(Stage stage) {
   return {.stage = stage,
           .state = state_,
@@ -329,16 +345,15 @@ Fit::Fit(TrainerParts& trainer, Task& task, BatchSource& train, BatchSource* val
       has_fitted_(trainer.has_fitted),
       memory_(config_.memory.keep_freed),
       strategy_(strategy_of(trainer)),
-      of_fit_(trainer.of_fit, strategy_.get()),
+      trainer_strategy_(trainer.running_strategy, strategy_.get()),
       own_sinks_(trainer.sinks),
       hold_(RunHold::take(plan_, world_)),
       files_(plan_, hold_->path(), world_.is_main()),
       checkpoints_(plan_, world_, *hold_, files_),
-      in_run_(hold_->has_fit(), true),
+      run_has_fit_(hold_->has_fit(), true),
       // A fit around this one gets the commands of the run.
-      commands_(real_file_system(),
-                world_.is_main() && !in_run_.before() ? hold_->written_directory() : std::filesystem::path(),
-                callbacks_.commands()),
+      commands_(world_.is_main() && !run_has_fit_.before() ? hold_->written_directory() : std::filesystem::path(),
+                callbacks_.commands(), control_),
       recorder_(config_, world_),
       stragglers_(world_, plan_.host),
       reports_(trainer.console, config_.report.progress, world_, files_) {}

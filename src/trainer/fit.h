@@ -24,9 +24,9 @@ struct TrainerParts {
   std::shared_ptr<Console> console;  ///< prints nothing on other ranks
   CallbackList callbacks{};
   std::vector<MetricSinkFactory> sinks{};
-  StrategyFactory strategy{};  ///< empty: make_strategy
-  Strategy* of_fit = nullptr;  ///< of the fit that is running
-  bool has_fitted = false;     ///< a fit has begun: the module has weights that a later one continues with
+  StrategyFactory strategy{};            ///< empty: make_strategy
+  Strategy* running_strategy = nullptr;  ///< that of the fit that is running
+  bool has_fitted = false;               ///< a fit has begun: the module has weights that a later one continues with
 };
 
 /// Collective. `validation` may be nullptr.

@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/duration.h"
+#include "base/exception_text.h"
 #include "base/text.h"
 #include "trainer/agreed_stop.h"
 #include "trainer/fit_run.h"
@@ -27,10 +28,8 @@ template <class Work>
 void warn_if_it_fails(std::string_view what, const Work& work) noexcept {
   try {
     work();
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("{}: {}", what, without_frames(error.what())));
   } catch (...) {
-    log_warning(fmt::format("{}: an exception of unknown type", what));
+    log_warning(fmt::format("{}: {}", what, current_exception_text()));
   }
 }
 
@@ -38,12 +37,15 @@ void warn_if_it_fails(std::string_view what, const Work& work) noexcept {
 
 FitResult Fit::finish() {
   record_.set_phase(Phase::finish);
-  if (world_.any(!own_commands_.empty())) {  // taken in the last step, on a GPU or while a rank waited for data
+  if (world_.any(commands_.has_own())) {  // they came in the last step, on a GPU or while a rank waited for data
     run_commands();
   }
   if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
     if (reported_at_ != state_.step) {
       report();  // metrics since the last report
+    }
+    if (anomalies_.will_roll_back()) {  // a run that saves nothing also ends with the weights of before
+      act_on_anomalies(Occasion::save);
     }
     record_.set_phase(Phase::save);
     tell_saved(checkpoints_.save_at_end(state_.step, [this] { return contents(); }));
@@ -67,29 +69,17 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .duration_s = seconds_since(began_)};
   control_.set_agreed(result.stop);
-  const bool has_monitor = config_.checkpoint.monitor.empty() || monitor_is_known_ || result.best.has_value();
+  const bool has_monitor = config_.checkpoint.monitor.empty() || monitor_.is_measured() || result.best.has_value();
   if (!has_monitor && !agreed_.stop && !config_.barebones && world_.is_main()) {
     log_warning(never_measured("--checkpoint.monitor", config_.checkpoint.monitor));
   }
-  tell_end(result, place_.number, run_times(), config_, world_, console_, files_);
+  tell_end(result, place_.number, times_.until_now(train_.has_one_reader()), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
   notify(Stage::fit_end);
   return result;
 }
 
-RunTimes Fit::run_times() {
-  RunTimes times{.host = {times_at_start_, record_.times()}, .one_reader = train_.has_one_reader()};
-  if (const std::int64_t steps = clock_.steps() - gpu_steps_at_start_; steps > 0) {
-    times.gpu.emplace(gpu_times_at_start_, clock_.times());
-    if (could_have_graphs_) {
-      times.waits_for_calls =
-          static_cast<double>(clock_.close_steps() - close_steps_at_start_) / static_cast<double>(steps);
-    }
-  }
-  return times;
-}
-
-// Not after a CommError, see run().
+// A CommError ends a fit in another way, see run().
 void Fit::end_failed(const std::exception& error) noexcept {
   const KeptPlace place(record_);
   save_after_failure();
@@ -112,17 +102,15 @@ void Fit::save_after_failure() noexcept {
     } else if (world_.size() > 1) {
       return;
     }
-    checkpoints_.collect();                // the save that runs in the background may be the newest one
-  } catch (const std::exception& error) {  // mostly of a save, and then the same on all ranks
+    checkpoints_.collect();  // the save that runs in the background may be the newest one
+  } catch (...) {            // mostly of a save, and then the same on all ranks
     if (world_.is_main()) {
-      log_warning(fmt::format("not saved after the failure: {}", without_frames(error.what())));
+      log_warning("not saved after the failure: " + current_exception_text());
     }
-  } catch (...) {
-    log_warning("not saved after the failure: an exception of unknown type");
   }
 }
 
-// `lockstep compare` shows where a run began to differ, and the last steps are those that a failure is about.
+// A failure is about the last steps, and `lockstep compare` shows whether they differ from those of another run.
 void Fit::record_last_steps() noexcept {
   warn_if_it_fails("the last steps are not recorded", [&] { recorder_.flush(); });
 }

@@ -9,9 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 
-#include "base/mapped.h"
 #include "parallel/parameter_sync.h"
 #include "trainer/fit_run.h"
 #include "trainer/output/metric_names.h"
@@ -31,7 +29,7 @@ void Fit::report() {
   metrics_.append_logged(metrics, ends);
   anomalies_.look(task_.module(), state_.step);
   metrics = publish(Stage::report, std::move(metrics));
-  act_on_anomalies(ends);
+  act_on_anomalies(due(config_.report.every_steps) ? Occasion::report_by_steps : Occasion::other_report);
   if (config_.report.step_times) {
     step_times_.report(state_.step);
   }
@@ -45,8 +43,8 @@ void Fit::report() {
   check_monitor(Stage::report, metrics);
 }
 
-// A continued run completes the window of an early end. What decides by metrics looks at the reports by steps, so
-// others do not change their means.
+// Callbacks decide by the means of the reports by steps, so other reports do not end their window. If a run ends early,
+// the run that continues it completes the window.
 bool Fit::ends_window() const {
   const ReportConfig& when = config_.report;
   return due(when.every_steps) || (when.every_steps == 0 && when.every_s > 0 && agreed_.report);
@@ -57,11 +55,14 @@ void Fit::report_epoch() {
     return;
   }
   record_.set_phase(Phase::report);
+  if (anomalies_.can_roll_back()) {  // the means may have steps that the next report by steps leaves out
+    anomalies_.look(task_.module(), state_.step);
+  }
   const Metrics metrics = publish(Stage::epoch_report, metrics_.end_epoch());
   check_monitor(Stage::epoch_report, metrics);
 }
 
-// Of the steps since the last report.
+// The means over the steps since the last report.
 Metrics Fit::window_metrics(bool ends_window) {
   Metrics metrics = ends_window ? metrics_.end_window() : metrics_.values();
   append_optimizer(metrics);
@@ -78,16 +79,20 @@ void Fit::append_optimizer(Metrics& metrics) const {
       metrics.emplace_back(fmt::format("grad_norm_{}", i), last_.grad_norms[i].item<double>());
     }
   }
-  if (const at::Tensor scale = strategy_->optimizer().loss_scale(); scale.defined()) {
-    metrics.emplace_back("loss_scale", scale.item<double>());
+  for (std::size_t i = 0; i < strategy_->optimizer_count(); ++i) {
+    if (const at::Tensor scale = strategy_->optimizer(i).loss_scale(); scale.defined()) {
+      metrics.emplace_back(i == 0 ? "loss_scale" : fmt::format("loss_scale_{}", i), scale.item<double>());
+    }
   }
 }
 
-// Callbacks may add metrics, so they come before the row is written. `logged`: by them, at an earlier stage.
+// Callbacks may add metrics, so they come before the row is written. `logged`: what they added at an earlier stage.
 Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
   StageContext context = at(stage);
   context.metrics = context.log_to = &metrics;
-  context.is_left_out = stage == Stage::report && (anomalies_.will_roll_back() || metrics_.have_left_out_steps());
+  context.ends_window = stage != Stage::report || ends_window();
+  context.is_left_out =
+      stage != Stage::validation_end && (anomalies_.will_roll_back() || metrics_.have_left_out_steps());
   for (const auto& [name, value] : logged) {
     context.log(name, value);
   }
@@ -99,7 +104,7 @@ Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
   return metrics;
 }
 
-// Without another step, in which the gradients would carry the requests.
+// The gradients of a step carry the requests. Here there may be no further step, so the ranks agree without one.
 void Fit::look_for_stop() {
   agreed_.stop = agreed_.stop || world_.any(limits_.must_stop(control_.stop_requested(), state_));
 }
@@ -107,7 +112,7 @@ void Fit::look_for_stop() {
 void Fit::validate() {
   const LoaderPosition before = train_.position();
   try {
-    // What callbacks did at its start and in its batches would be done again after a resume.
+    // A resume validates again, and so calls these callbacks again.
     if (callbacks_.has(Stage::validation_start | Stage::validation_batch_start | Stage::validation_batch_end)) {
       as_a_whole([this] { validate_now(); });
     } else {
@@ -117,6 +122,11 @@ void Fit::validate() {
     is_between_steps_ = is_between_steps_ && train_.position() == before;
     throw;
   }
+}
+
+// A program that has asked for a stop before it wants the validation of these weights.
+StopKind Fit::least_stop_of_validation() const {
+  return agreed_.stop || limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program;
 }
 
 void Fit::validate_now() {
@@ -130,14 +140,13 @@ void Fit::validate_now() {
   notify(start);
   auto evaluated = strategy_->evaluation_scope();
   auto scopes = callbacks_.validation_scopes(world_);
-  const Evaluation evaluation = evaluate(
-      task_, *validation_, world_, config_, control_,
-      {.max_batches = most,
-       // The program has already asked: then it wants the validation of these weights.
-       .least_stop = agreed_.stop || limits_.is_below_minimum(state_) ? StopKind::terminate : StopKind::program,
-       .on_step = [&](std::int64_t steps) { reports_.show_validation(steps, total); },
-       .on_batch_start = batch_callbacks(callbacks_, at(Stage::validation_batch_start)),
-       .on_batch_end = batch_callbacks(callbacks_, at(Stage::validation_batch_end))});
+  const Evaluation evaluation =
+      evaluate(task_, *validation_, world_, config_, control_,
+               {.max_batches = most,
+                .least_stop = least_stop_of_validation(),
+                .on_step = [&](std::int64_t steps) { reports_.show_validation(steps, total); },
+                .on_batch_start = batch_callbacks(callbacks_, at(Stage::validation_batch_start)),
+                .on_batch_end = batch_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
   evaluated.reset();
   validation_times_.note_validation();
@@ -171,21 +180,19 @@ void Fit::validate_now() {
   look_for_stop();
 }
 
-// At reports and before saves, which wait for the device anyway.
-void Fit::act_on_anomalies(bool ends_window) {
+// This waits for the device, so it is called at reports and before saves, which wait for it anyway.
+void Fit::act_on_anomalies(Occasion occasion) {
   as_a_whole([&] {
-    if (anomalies_.act(snapshot_parts(), state_.step, ends_window)) {
+    if (anomalies_.act(snapshot_parts(), state_.step, occasion)) {
       recorder_.note_rollback();
       reports_.forget_step();  // it was measured with other weights
-      if (!ends_window) {
-        metrics_.note_left_out_steps();
-      }
+      metrics_.note_left_out_steps(/*in_window=*/occasion != Occasion::report_by_steps);
     }
   });
 }
 
-// For the monitor of a checkpoint between two reports: the means since the last one, and what callbacks logged in this
-// step. An earlier value belongs to other weights.
+// The metrics of a checkpoint, for its monitor. Between two reports, these are the means since the last one and what
+// callbacks logged in this step, because an earlier value belongs to other weights.
 Metrics Fit::measured() {
   Metrics metrics = reports_.of_step();
   std::erase_if(metrics, [&](const auto& metric) { return metrics_.is_older(metric.first); });
@@ -199,32 +206,23 @@ Metrics Fit::measured() {
   metrics.insert(metrics.end(), means.begin(), means.end());
   const Metrics& logged = metrics_.logged();  // in this step
   metrics.insert(metrics.end(), logged.begin(), logged.end());
-  if (!has_monitor() && world_.is_main() && !std::exchange(told_missing_monitor_, true)) {
-    log_warning(
-        fmt::format("--checkpoint.monitor {}: step {} has no value of it, so its checkpoint is not compared with "
-                    "others; save where it is measured, or log it at the end of each epoch",
-                    monitor, state_.step));
+  if (!has_monitor() && world_.is_main()) {
+    monitor_.warn_at(state_.step);
   }
   return metrics;
 }
 
-// The metrics are known only now; the training so far is saved. Later reports may lack one that was there before.
+// Only now it is known which metrics there are. The training so far is saved before the error.
 void Fit::check_monitor(Stage stage, const Metrics& measured) {
-  const std::string& monitor = config_.checkpoint.monitor;
-  if (monitor.empty() || monitor_is_known_ || stage_of_metric(monitor, config_) != stage ||
-      may_lack_metrics(measured, config_)) {
+  if (!monitor_.is_missing_in(measured, stage)) {
     return;
   }
-  const auto names = mapped(measured, &Metrics::value_type::first);
-  monitor_is_known_ = find_metric(measured, monitor) != nullptr;
-  // Ranks may have different callbacks.
-  const bool may_come =
-      !monitor_is_known_ && stage == Stage::report && state_.epoch == 0 && world_.any(callbacks_.has(Stage::epoch_end));
-  if (!monitor_is_known_ && !may_come) {
-    told_missing_monitor_ = true;  // by the error
+  // A callback may log it at the end of the epoch. Ranks may have different callbacks.
+  const bool may_come = stage == Stage::report && state_.epoch == 0 && world_.any(callbacks_.has(Stage::epoch_end));
+  if (!may_come) {
+    const ConfigError error = monitor_.not_found_in(measured);
     save();
-    throw ConfigError(fmt::format("--checkpoint.monitor {}: found no such metric", monitor),
-                      late_hint_for_metric(monitor, names));
+    throw error;
   }
 }
 

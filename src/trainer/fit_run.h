@@ -21,10 +21,11 @@
 #include "ipc/progress_record.h"
 #include "optim/param_groups.h"
 #include "report/console.h"
-#include "storage/run_commands.h"
 #include "trainer/epoch_place.h"
 #include "trainer/fit.h"
+#include "trainer/fit_commands.h"
 #include "trainer/interval_timer.h"
+#include "trainer/output/fit_times.h"
 #include "trainer/output/run_end.h"
 #include "trainer/output/run_files.h"
 #include "trainer/output/run_metrics.h"
@@ -35,10 +36,12 @@
 #include "trainer/resume.h"
 #include "trainer/run_checkpoints.h"
 #include "trainer/run_limits.h"
+#include "trainer/step_context.h"
 #include "trainer/unread_source.h"
 #include "trainer/validation_times.h"
 #include "trainer/watch/anomalies.h"
 #include "trainer/watch/loss_check.h"
+#include "trainer/watch/monitor_check.h"
 #include "trainer/watch/run_snapshot.h"
 #include "trainer/watch/straggler_watch.h"
 
@@ -118,11 +121,15 @@ class Fit {
 
   // fit.cpp: the loop and one step
   FitResult train();
+  StepAccess::Context step_context();
+  void begin_epoch();
   const StepBatches* next_batches();
+  void follow_epoch_length();
   void run_step(Step& step, const StepBatches& batches);
-  void count_in_epoch();
+  void after_step(bool ends_epoch);
   bool begins_epoch() const { return place_.begins_epoch(state_); }
-  void take_commands();
+  void enter_epoch() { place_ = {.number = state_.epoch + 1}; }
+  void look_for_commands();
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);
   void run_commands();
@@ -160,7 +167,8 @@ class Fit {
   Metrics publish(Stage stage, Metrics metrics, const Metrics& logged = {});
   void validate();
   void validate_now();
-  void act_on_anomalies(bool ends_window);
+  StopKind least_stop_of_validation() const;
+  void act_on_anomalies(Occasion occasion);
   Metrics measured();
   void check_monitor(Stage stage, const Metrics& measured);
 
@@ -174,7 +182,6 @@ class Fit {
 
   // fit_end.cpp: the end, also by a failure
   FitResult finish();
-  RunTimes run_times();
   void end_failed(const std::exception& error) noexcept;
   void save_after_failure() noexcept;
   void record_last_steps() noexcept;
@@ -187,7 +194,7 @@ class Fit {
   World& world_;
   ProgressRecord& record_;
   DeviceClock& clock_;
-  FitPlace in_record_{record_};
+  FitPlace recorded_steps_{record_};
   TrainControl& control_;
   const FitScope scope_{control_};
   Console& console_;
@@ -199,18 +206,17 @@ class Fit {
   bool& has_fitted_;  // this trainer, in this process
   const KeptMemory memory_;
   std::unique_ptr<Strategy> strategy_;
-  const TemporaryValue<Strategy*> of_fit_;
+  const TemporaryValue<Strategy*> trainer_strategy_;
   const std::vector<MetricSinkFactory>& own_sinks_;
   const std::shared_ptr<RunHold> hold_;  // taken before the first file of the run is opened
   RunFiles files_;
   RunCheckpoints checkpoints_;
-  const TemporaryValue<bool> in_run_;
-  RunCommands commands_;
+  const TemporaryValue<bool> run_has_fit_;
+  FitCommands commands_;
   StepRecorder recorder_;
   StragglerWatch stragglers_;
   RunReports reports_;
   std::optional<PassGraphs> graphs_{};
-  bool could_have_graphs_ = false;  // if the configuration asked for them
   RunMetrics metrics_{config_.report.epoch_means, world_};
   TrainState state_{};
   StepResult last_{};
@@ -218,13 +224,10 @@ class Fit {
   LossCheck loss_check_{task_};
   EpochPlace place_{};
   StepRequests agreed_{};
-  StepRequests of_commands_{};               // what lockstep ctl asked for since the last step
-  std::vector<std::string> own_commands_{};  // taken, not yet agreed on
   bool resumed_ = false;
   bool completed_validation_ = false;  // that the run before had begun
   bool has_validated_ = false;
-  bool told_missing_monitor_ = false;
-  bool monitor_is_known_ = false;       // config.checkpoint.monitor has been measured
+  CheckpointMonitor monitor_{config_};
   std::vector<std::string> changed_{};  // settings that changed since the checkpoint was written
   std::int64_t steps_at_start_ = 0;
   std::int64_t steps_here_ = 0;  // of this fit
@@ -235,25 +238,10 @@ class Fit {
   IntervalTimer report_timer_{config_.report.every_s};
   std::int64_t reported_at_ = -1;  // the step of the last report
   const std::function<bool()> asked_to_stop_ = [this] {
-    take_commands();
+    look_for_commands();
     return limits_.must_stop(control_.stop_requested(), state_);
   };
-  const std::function<void(StrategyOptimizer&, const StepOutput&)> before_backward_ =
-      [this](StrategyOptimizer& optimizer, const StepOutput& output) {
-        StageContext context = at(Stage::backward_start);
-        context.optimizer = &optimizer;
-        context.output = &output;
-        notify(context);
-      };
-  const std::function<void(StrategyOptimizer&)> after_backward_ = [this](StrategyOptimizer& optimizer) {
-    StageContext context = at(Stage::backward_end);
-    context.optimizer = &optimizer;
-    notify(context);
-  };
-  const PhaseTimes times_at_start_ = record_.times();
-  const PhaseTimes gpu_times_at_start_ = clock_.times();
-  const std::int64_t gpu_steps_at_start_ = clock_.steps();
-  const std::int64_t close_steps_at_start_ = clock_.close_steps();
+  FitTimes times_{record_, clock_};
   StepTimes step_times_{world_, files_};
   bool is_between_steps_ = false;  // all that has been done is done by everyone: a failure now may be saved
   const Clock::time_point began_ = Clock::now();

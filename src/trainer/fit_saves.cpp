@@ -20,6 +20,7 @@ void Fit::tell_saved(const RunCheckpoints::Saves& saves) {
   for (const BackgroundSave& saved : saves) {
     StageContext context = at(Stage::checkpoint_saved);
     context.save_duration_s = saved.duration_s;
+    context.saved_step = saved.step;
     notify(context);
   }
 }
@@ -28,7 +29,7 @@ CheckpointContents Fit::contents() {
   WorldAccess::settle_device(world_);
   check_replicas(task_.module(), world_);
   anomalies_.look(task_.module(), state_.step);
-  act_on_anomalies(/*ends_window=*/false);
+  act_on_anomalies(Occasion::save);
   recorder_.flush();
   CheckpointContents contents = checkpoint_contents(run_parts(), measured());
   if (config_.checkpoint.weights_only) {

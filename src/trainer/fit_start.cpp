@@ -1,6 +1,5 @@
 // A fit before its first step: what it checks, tells and resumes.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -20,8 +19,6 @@
 #include <lockstep/checkpoint/rng_state.h>
 
 #include "base/ceil_div.h"
-#include "base/mapped.h"
-#include "base/problems.h"
 #include "base/text.h"
 #include "data/epoch_begin.h"
 #include "data/step_plan.h"
@@ -40,67 +37,12 @@
 namespace lockstep {
 namespace {
 
-/// Settings that name a metric by which something is decided.
-struct Monitor {
-  std::string_view setting;
-  const std::string& metric;
-  std::string_view mode_setting;
-  MonitorMode mode;
-};
-
-std::array<Monitor, 3> monitors_of(const TrainConfig& config) {
-  return {{{"checkpoint.monitor", config.checkpoint.monitor, "checkpoint.mode", config.checkpoint.mode},
-           {"plateau.metric", config.plateau.metric, "plateau.mode", config.plateau.mode},
-           {"early_stop.metric", config.early_stop.metric, "early_stop.mode", config.early_stop.mode}}};
-}
-
 /// `data`: nullptr: the fit does not validate.
 void check_validation_data(const TrainConfig& config, const BatchSource* data) {
-  std::vector<Problem> problems;
-  if (data != nullptr) {
-    note_problems(problems, [&] { limit_of_validation(config).of(*data); });
-  }
-  for (const Monitor& monitor : monitors_of(config)) {
-    if (monitor.metric.starts_with(kValidationPrefix) && data == nullptr) {
-      problems.push_back({fmt::format("--{} {}: found no validation data", monitor.setting, monitor.metric),
-                          "give fit() a validation source, or name a metric of the training, such as loss"});
-    }
-  }
-  throw_if_any(std::move(problems));
-}
-
-void check_monitors_of_validation(const Metrics& means, const TrainConfig& config) {
-  const auto names = mapped(means, [](const auto& mean) { return fmt::format("{}{}", kValidationPrefix, mean.first); });
-  std::vector<Problem> problems;
-  for (const Monitor& monitor : monitors_of(config)) {
-    if (monitor.metric.starts_with(kValidationPrefix) && std::ranges::find(names, monitor.metric) == names.end()) {
-      problems.push_back({fmt::format("--{} {}: found no such metric", monitor.setting, monitor.metric),
-                          hint_for_metric(monitor.metric, names)});
-    }
-  }
-  throw_if_any(std::move(problems));
-}
-
-bool never_validates(const TrainConfig& config) {
-  const ValidateConfig& validate = config.validate;
-  const bool by_epochs = validate.every_epochs > 0 &&
-                         (config.max_epochs == 0 || validate.every_epochs <= static_cast<double>(config.max_epochs));
-  return !by_epochs && validate.every_steps == 0 && validate.every_s == 0 && !validate.at_start;
-}
-
-// They are allowed, and seldom meant.
-void warn_about_monitors(const TrainConfig& config) {
-  for (const auto& [setting, metric, mode_setting, mode] : monitors_of(config)) {
-    if (metric.starts_with(kValidationPrefix) && never_validates(config)) {
-      log_warning(fmt::format("--{} {}: no validation will happen; see --validate.every_epochs", setting, metric));
-    }
-    if (metric.ends_with("loss") && mode == MonitorMode::max) {
-      log_warning(
-          fmt::format("--{} {} with --{} max: the largest value counts as the best", setting, metric, mode_setting));
-    } else if (metric.ends_with("accuracy") && mode == MonitorMode::min) {
-      log_warning(
-          fmt::format("--{} {} with --{} min: the smallest value counts as the best", setting, metric, mode_setting));
-    }
+  if (data == nullptr) {
+    check_monitors_without_validation(config);
+  } else {
+    limit_of_validation(config).of(*data);
   }
 }
 
@@ -113,7 +55,7 @@ void tell_seldom_saves(const CheckpointConfig& checkpoints, std::int64_t steps_p
   }
 }
 
-// Checked at the start: an error at the first save would lose the training until then.
+// This is checked at the start, because an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
     if (!dtype_name(tensor.scalar_type())) {
@@ -244,7 +186,7 @@ void Fit::prepare() {
     set_rates_of_last_step();
     check_static_graph(config_, world_.size(), batch, plan_.loader.batch.batch_size);
   }
-  in_record_.begin(state_.step);
+  recorded_steps_.begin(state_.step);
   reports_.set_position(state_, place_);
   files_.begin(resumed_ ? state_.step : -1, own_sinks_);
   recorder_.open(hold_->path(), state_.step, world_);
@@ -262,7 +204,7 @@ std::int64_t Fit::follow_global_batch() {
   return batch;
 }
 
-// What is known before the first step; PassGraphs finds the rest.
+// These reasons are known before the first step; PassGraphs finds the others.
 void Fit::prepare_graphs(bool has_metrics) {
   const Strategy& strategy = *strategy_;
   const std::string_view reason = !world_.device().is_cuda() ? "the device is no GPU"
@@ -273,7 +215,9 @@ void Fit::prepare_graphs(bool has_metrics) {
                                   : callbacks_.has(Stage::backward_start)    ? "a callback has the stage backward_start"
                                                                              : "";
   if (!config_.cuda_graphs) {
-    could_have_graphs_ = reason.empty() && !config_.detect_anomaly;
+    if (reason.empty() && !config_.detect_anomaly) {
+      times_.note_possible_graphs();
+    }
   } else if (reason.empty()) {
     graphs_.emplace(task_.module(), world_.device(), clock_, make_cuda_graph);
   } else if (world_.is_main()) {
@@ -281,7 +225,7 @@ void Fit::prepare_graphs(bool has_metrics) {
   }
 }
 
-// Before optimizers and callbacks copy the weights.
+// Optimizers and callbacks copy the weights, so this comes before them.
 void Fit::begin_with_weights() {
   const std::string& from = config_.init_weights;
   if (!from.empty() && !has_fitted_) {
@@ -302,7 +246,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
     return;
   }
-  // So that a resumed run stays bitwise equal to an undisturbed one.
+  // The gradients are added in the same order as before, so a resumed run stays bitwise equal to an undisturbed one.
   if (adds_as_gloo(origin->contents, world_) &&
       WorldAccess::leave_shared_memory(world_,
                                        "the checkpoint was written with Gloo by the same number of ranks, and shared "
@@ -315,7 +259,9 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
   resumed_ = true;
   steps_at_start_ = state_.step;
-  monitor_is_known_ = checkpoints_.best().has_value();
+  if (checkpoints_.best()) {
+    monitor_.note_measured();
+  }
   validation_times_.begin(limits_.steps_per_epoch());  // a resumed epoch may have another number of steps
   Metrics measured = metrics_of(origin->contents);
   reports_.restore_last(measured);
@@ -340,7 +286,7 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
                           {"from", origin->name}});
 }
 
-// For callbacks of a validation before the first step, such as ReduceOnPlateau.
+// Callbacks of a validation before the first step read these rates, for example ReduceOnPlateau.
 void Fit::set_rates_of_last_step() {
   ScheduleStep last = schedule_step();
   --last.step;
@@ -370,10 +316,15 @@ void Fit::validate_at_start() {
   if (const std::int64_t steps = config_.validate.sanity_steps; steps > 0) {
     notify(Stage::sanity_start);
     record_.set_phase(Phase::validation);
-    const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_, {.max_batches = steps});
+    const Evaluation tried = evaluate(task_, *validation_, world_, config_, control_,
+                                      {.max_batches = steps, .least_stop = least_stop_of_validation()});
     notify(tried.complete ? Stage::sanity_end : Stage::evaluation_stopped);
+    if (!tried.complete) {
+      agreed_.stop = true;
+      return;
+    }
     const bool may_log = callbacks_.may_log(Stage::validation_start) || callbacks_.may_log(Stage::validation_end);
-    if (tried.complete && !may_log) {
+    if (!may_log) {
       check_monitors_of_validation(tried.means, config_);
     }
   }

@@ -109,7 +109,8 @@ void Meter::agree_on_names(World& world) {
   agreed_ = means_.size();
 }
 
-// Of the names on which the ranks agree: the sums, the counts, the samples. Then whether this rank has other names too.
+// The sums, the counts and the samples of the names on which the ranks agree. The last number is 1 if this rank has
+// other names too.
 at::Tensor Meter::own_sums(const World& world) const {
   const at::TensorOptions options = at::device(world.device()).dtype(at::kDouble);
   const at::Tensor zero = at::zeros({1}, options);

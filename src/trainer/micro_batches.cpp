@@ -41,7 +41,7 @@ std::int64_t MicroBatches::samples() const {
                          [](std::int64_t sum, const auto& part) { return sum + part.second; });
 }
 
-// Not a tensor made from host numbers: its copy to a GPU would wait.
+// The samples are not made a tensor, because its copy to a GPU would wait.
 MicroBatches::Sum MicroBatches::sum(const Value& value) const {
   Sum sum;
   for (const auto& [output, samples] : parts_) {

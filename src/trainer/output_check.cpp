@@ -31,7 +31,7 @@ void check_count(const at::Tensor& count) {
   if (!count.is_cpu()) {
     return;
   }
-  // Not item(), which is an operation of LibTorch for each micro-batch.
+  // item() would be an operation of LibTorch for each micro-batch, so the value is read directly.
   const double value =
       AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, count.scalar_type(), "StepOutput::count",
                                  [&] { return static_cast<double>(*count.const_data_ptr<scalar_t>()); });

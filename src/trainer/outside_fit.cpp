@@ -37,12 +37,12 @@ std::optional<StopKind> least_stop(const TrainerParts& trainer) {
   return TrainControlAccess::in_fit(trainer.control) ? std::nullopt : std::optional(StopKind::program);
 }
 
-/// In a callback of a fit, the weights with which its validations evaluate.
+/// A callback of a fit evaluates the weights with which the fit validates. nullptr: the module has them.
 std::shared_ptr<void> evaluated_weights(const TrainerParts& trainer) {
-  return trainer.of_fit != nullptr ? trainer.of_fit->evaluation_scope() : nullptr;
+  return trainer.running_strategy != nullptr ? trainer.running_strategy->evaluation_scope() : nullptr;
 }
 
-/// What a fit does around its validations, around a loop without a fit.
+/// Prepares for a loop without a fit what a fit prepares for its validations.
 class OutsideFit {
  public:
   OutsideFit(TrainerParts& trainer, Task& task)

@@ -244,7 +244,7 @@ bool PassGraphs::record(Recorded& recorded, const Batch& batch, const Pass& pass
   }
   const std::vector<at::Tensor> gradients = layout_->gradients();
   const at::Tensor random = rng_state(c10::kCPU);
-  const DeviceClock::Pause no_events(clock_);
+  const auto no_events = clock_.pause();
   std::string problem;
   try {
     if (&recorded == &first_) {

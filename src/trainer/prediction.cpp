@@ -1,11 +1,13 @@
 #include "trainer/prediction.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/module.h>
 
@@ -26,6 +28,7 @@
 #include "data/epoch_begin.h"
 #include "data/sample_error.h"
 #include "parallel/parameter_sync.h"
+#include "plan/batch_plan.h"
 #include "tensor/dtype_names.h"
 #include "tensor/shape_text.h"
 #include "tensor/tensor_bytes.h"
@@ -35,6 +38,7 @@
 #include "trainer/source_check.h"
 #include "trainer/step_limit.h"
 #include "world/agreement.h"
+#include "world/gather_values.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -80,7 +84,7 @@ NamedTensors in_order(const std::vector<NamedTensors>& parts) {
   return all;
 }
 
-/// Without those that stand for bad samples: the sample in such a row has a row of its own.
+/// Without the rows that stand for bad samples: the sample in such a row has a row of its own.
 std::vector<std::int64_t> rows_of_samples(const Batch& batch) {
   std::vector<std::int64_t> rows;
   for (std::int64_t row = 0; row < batch.samples; ++row) {
@@ -143,9 +147,19 @@ PartList parse_part_list(const std::string& text, const Path& directory) {
   }
 }
 
-/// Goes to the end of `progress`. Only its place in the data counts, unless its steps are counted: then they must have
-/// as many samples as before.
-void seek_to(const PartList& progress, BatchSource& data, const Path& directory, bool counts_steps, int ranks) {
+/// The settings with which a step of a prediction has so many samples. Names --global_batch_size only if it has to be
+/// set, because the training has it, too.
+std::string flags_for(std::int64_t samples, const BatchPlan& plan, int ranks) {
+  const std::int64_t batch_size = ceil_div(samples, ranks);
+  const std::int64_t of_training = with_batch_size(plan, batch_size, ranks).global_batch_size;
+  return std::min(of_training, batch_size * ranks) == samples
+             ? fmt::format("--batch_size {}", batch_size)
+             : fmt::format("--batch_size {} --global_batch_size {}", batch_size, samples);
+}
+
+/// Goes to the place in the data where `progress` ends. `counts_steps`: a limit counts the steps of both starts, so
+/// they must have as many samples as before.
+void seek_to(const PartList& progress, BatchSource& data, const Path& directory, bool counts_steps, const Plan& plan) {
   LoaderPosition position = progress.position;
   if (!counts_steps) {
     position.global_batch = data.position().global_batch;
@@ -155,8 +169,8 @@ void seek_to(const PartList& progress, BatchSource& data, const Path& directory,
     throw CheckpointError(fmt::format("{} has {} with a global batch of {}, and now it is {}: --predict.max_batches "
                                       "counts steps",
                                       directory.string(), counted(progress.step, "step"), position.global_batch, now),
-                          fmt::format("use --batch_size {} --global_batch_size {}, or remove the directory",
-                                      ceil_div(position.global_batch, ranks), position.global_batch));
+                          fmt::format("use {}, or remove the directory",
+                                      flags_for(position.global_batch, plan.loader.batch, plan.world_size)));
   }
 }
 
@@ -167,6 +181,40 @@ std::string digest_of(const torch::nn::Module& module) {
     crc = crc32c(bytes_of(values), crc);
   }
   return fmt::format("{:08x}", crc);
+}
+
+/// Collective. Returns what the directory has of this prediction, and moves `data` to the place where it continues.
+PartList open_part_list(const Path& directory, const torch::nn::Module& module, BatchSource& data,
+                        const StepLimit& limit, const Plan& plan, World& world) {
+  std::string text;
+  if (world.is_main()) {
+    FileSystem& fs = real_file_system();
+    fs.create_directories(directory);
+    text = fs.exists(part_list_file(directory)) ? read_file(fs, part_list_file(directory)) : std::string();
+  }
+  text = world.broadcast_bytes(text);
+  const std::string weights = world.broadcast_bytes(world.is_main() ? digest_of(module) : std::string());
+  const std::string fingerprint = world.broadcast_bytes(world.is_main() ? data.fingerprint() : std::string());
+  PartList list;
+  if (!text.empty()) {
+    list = parse_part_list(text, directory);
+    if (!list.weights.empty() && list.weights != weights) {
+      throw CheckpointError(fmt::format("{} contains predictions of other weights", directory.string()),
+                            "remove the directory, or give another one");
+    }
+    if (!list.data.empty() && !fingerprint.empty() && list.data != fingerprint) {
+      throw CheckpointError(fmt::format("{} contains predictions of other data: {}, now {}", directory.string(),
+                                        printable(list.data), printable(fingerprint)),
+                            "remove the directory, or give another one");
+    }
+    // Not to the end of a complete one, where nothing is predicted: a ReloadedLoader would make the next loader there.
+    if (!list.complete || list.limited) {
+      seek_to(list, data, directory, /*counts_steps=*/!limit.steps.is_all() && list.step > 0, plan);
+    }
+  }
+  list.weights = weights;
+  list.data = fingerprint;
+  return list;
 }
 
 /// Name, dtype and shape of a row of each result; "": this rank has none.
@@ -221,6 +269,40 @@ std::string agree_on_layout(const NamedTensors& mine, World& world) {
   return common;
 }
 
+/// Collective. The rows of all ranks, of which each has `counts[rank]`, on the main rank; undefined on the others. They
+/// go through the device and the other ranks in pieces, because only the main rank needs memory for all of them.
+at::Tensor rows_of_all(const at::Tensor& mine, const std::vector<std::int64_t>& counts, World& world) {
+  constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;  // of each rank
+  auto shape = mine.sizes().vec();
+  shape[0] = 1;
+  const std::int64_t row_bytes = c10::multiply_integers(shape) * static_cast<std::int64_t>(mine.element_size());
+  const std::int64_t most = std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, row_bytes));
+  at::Tensor all;
+  if (world.is_main()) {
+    shape[0] = c10::sum_integers(counts);
+    all = at::empty(shape, mine.options());
+  }
+  for (std::int64_t first = 0; first < *std::ranges::max_element(counts); first += most) {
+    const auto rows_here = [&](std::int64_t count) { return std::clamp<std::int64_t>(count - first, 0, most); };
+    const at::Tensor piece = mine.narrow(0, std::min(first, mine.size(0)), rows_here(mine.size(0)));
+    const at::Tensor of_ranks = world.all_gather(piece.to(world.device()));
+    if (!world.is_main()) {
+      continue;
+    }
+    const at::Tensor on_host = WorldAccess::on_host(world, of_ranks);
+    std::int64_t from = 0;
+    std::int64_t to = first;
+    for (const std::int64_t count : counts) {
+      if (const std::int64_t rows = rows_here(count); rows > 0) {
+        all.narrow(0, to, rows).copy_(on_host.narrow(0, from, rows));
+        from += rows;
+      }
+      to += count;
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 Prediction::Prediction(Task& task, BatchSource& data, const TrainConfig& config, CallbackList& callbacks,
@@ -267,7 +349,9 @@ void Prediction::add(const Batch& batch) {
                               c10::toString(tensor.scalar_type())),
                   "use another dtype (of the complex ones complex64)");
     }
-    tensor = tensor.to(at::kCPU).contiguous();
+    // Always a copy: the task may use the memory of its result again for the next batch.
+    tensor =
+        tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
   }
   if (results.empty()) {
     throw Error("predict_step() returned nothing", "return the tensors to keep, by name");
@@ -364,9 +448,9 @@ NamedTensors Prediction::gather() {
   if (mine.empty()) {
     mine = without_rows(layout);
   }
+  const std::vector<std::int64_t> counts = gather_value(world_, mine.front().second.size(0));
   for (auto& [name, tensor] : mine) {
-    const at::Tensor all = world_.all_gather(tensor.to(world_.device()));
-    tensor = world_.is_main() ? WorldAccess::on_host(world_, all) : at::Tensor();
+    tensor = rows_of_all(tensor, counts, world_);
   }
   return world_.is_main() ? in_order({mine}) : NamedTensors();
 }
@@ -409,76 +493,56 @@ void Prediction::tell_what_is_left(const Path& directory) const {
   }
 }
 
+std::vector<std::string> Prediction::write_part(const Path& directory, std::int64_t first) {
+  const NamedTensors mine = take();
+  agree_on_layout(mine, world_);
+  const auto name = [first](int rank) { return fmt::format("part-{:010}-rank-{}.safetensors", first, rank); };
+  if (!mine.empty()) {
+    save_tensors(directory / name(world_.rank()), mine);
+  }
+  // Every rank has written its file before the main rank counts them.
+  const std::vector<std::string> wrote = world_.gather(mine.empty() ? "" : "yes");
+  std::vector<std::string> names;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (!wrote[static_cast<std::size_t>(rank)].empty()) {
+      names.push_back(name(rank));
+    }
+  }
+  return names;
+}
+
 bool Prediction::write_parts(const Path& directory, std::int64_t every_steps) {
-  FileSystem& fs = real_file_system();
   const StepLimit limit = limit_of_prediction(config_);
-  PartList progress;
-  std::string text;
-  if (world_.is_main()) {
-    fs.create_directories(directory);
-    text = fs.exists(part_list_file(directory)) ? read_file(fs, part_list_file(directory)) : std::string();
-  }
-  text = world_.broadcast_bytes(text);
-  const std::string weights = world_.broadcast_bytes(world_.is_main() ? digest_of(task_.module()) : std::string());
-  const std::string data = world_.broadcast_bytes(world_.is_main() ? data_.fingerprint() : std::string());
-  if (!text.empty()) {
-    progress = parse_part_list(text, directory);
-    if (!progress.weights.empty() && progress.weights != weights) {
-      throw CheckpointError(fmt::format("{} contains predictions of other weights", directory.string()),
-                            "remove the directory, or give another one");
-    }
-    if (!progress.data.empty() && !data.empty() && progress.data != data) {
-      throw CheckpointError(fmt::format("{} contains predictions of other data: {}, now {}", directory.string(),
-                                        printable(progress.data), printable(data)),
-                            "remove the directory, or give another one");
-    }
-    const bool is_whole = progress.complete && !progress.limited;
-    seek_to(progress, data_, directory, /*counts_steps=*/!limit.steps.is_all() && !is_whole && progress.step > 0,
-            world_.size());
-    step_ = written_ = progress.step;
-  }
+  PartList list = open_part_list(directory, task_.module(), data_, limit, at_.plan, world_);
+  step_ = written_ = list.step;
   const std::int64_t most = limit.of(data_);
   const auto is_enough = [&] { return most > 0 && step_ >= most; };
-  progress.complete = progress.complete && (!progress.limited || is_enough());
-  if (progress.complete && world_.is_main()) {
+  list.complete = list.complete && (!list.limited || is_enough());
+  if (list.complete && world_.is_main()) {
     log_info(fmt::format("{} has a complete prediction{} and is left as it is; remove it to predict again",
                          directory.string(),
-                         progress.limited ? fmt::format(" of the first {}", counted(step_, "step")) : std::string()));
+                         list.limited ? fmt::format(" of the first {}", counted(step_, "step")) : std::string()));
   }
-  progress.weights = weights;
-  progress.data = data;
-  while (!progress.complete) {
+  while (!list.complete) {
     const std::int64_t first = step_;
     const End end = is_enough() ? End::flush : run_steps(most > 0 ? std::min(every_steps, most - step_) : every_steps);
-    const NamedTensors mine = take();
-    agree_on_layout(mine, world_);
-    const auto name = [&](int rank) { return fmt::format("part-{:010}-rank-{}.safetensors", first, rank); };
-    if (!mine.empty()) {
-      save_tensors(directory / name(world_.rank()), mine);
-    }
-    // Every rank has written its file before the main rank counts them.
-    const std::vector<std::string> wrote = world_.gather(mine.empty() ? "" : "yes");
-    for (int rank = 0; rank < world_.size(); ++rank) {
-      if (!wrote[static_cast<std::size_t>(rank)].empty()) {
-        progress.parts.push_back(name(rank));
-      }
-    }
-    progress.step = step_;
-    progress.complete = end == End::epoch || is_enough();
-    progress.limited = progress.complete && end != End::epoch;
-    progress.position = data_.position();
+    std::ranges::move(write_part(directory, first), std::back_inserter(list.parts));
+    list.step = step_;
+    list.complete = end == End::epoch || is_enough();
+    list.limited = list.complete && end != End::epoch;
+    list.position = data_.position();
     if (world_.is_main()) {
-      write_file(fs, part_list_file(directory), part_list_text(progress));
+      write_file(real_file_system(), part_list_file(directory), part_list_text(list));
     }
     written_ = step_;
     if (end == End::stop) {
       return false;
     }
-    if (progress.limited) {
+    if (list.limited) {
       tell_part("the prediction", step_, limit, config_);
     }
   }
-  if (progress.parts.empty()) {
+  if (list.parts.empty()) {
     throw DataError("the data gave no samples", "give it at least one");
   }
   world_.any(false);  // no rank reads the files before they are complete

@@ -31,6 +31,8 @@ class Prediction {
 
  private:
   bool write_parts(const std::filesystem::path& directory, std::int64_t every_steps);
+  /// Collective. Writes what the steps from `first` on have predicted, and returns the names of the files of all ranks.
+  std::vector<std::string> write_part(const std::filesystem::path& directory, std::int64_t first);
   void tell_what_is_left(const std::filesystem::path& directory) const;
 
   enum class End { flush, stop, epoch };

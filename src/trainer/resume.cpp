@@ -16,6 +16,7 @@
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/world/world.h>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "config/field_value.h"
 #include "storage/names.h"
@@ -44,8 +45,8 @@ std::string shown(const std::string& value) { return value.empty() ? "empty" : p
 
 constexpr std::string_view kConfig = "config.";
 constexpr std::string_view kBackend = "backend";
-constexpr const char* kData = "data";                     // its fingerprint
-constexpr const char* kPositionEpoch = "position.epoch";  // of position_values(): not in a checkpoint of weights
+constexpr const char* kData = "data";  // its fingerprint
+constexpr const char* kWeightsOnlyKey = "weights_only";
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
 constexpr const char* kPlaceValidation = "place.validation_is_due";
@@ -98,7 +99,7 @@ bool has_as_many_ranks(const CheckpointContents& contents, const World& world) {
   return text(contents, kWorldSizeKey) == std::to_string(world.size());
 }
 
-/// Two ranks have only one order, and with another number of ranks every order is new.
+/// Gloo and shared memory add in one order for two ranks, and with another number of ranks every order is new.
 bool adds_in_no_other_order(Backend now, const CheckpointContents& contents, const World& world) {
   const auto is_either = [](const std::string& name) {
     return name == to_text(Backend::gloo) || name == to_text(Backend::shm);
@@ -204,17 +205,66 @@ void warn_about_schedules(std::span<const NamedSchedule> schedules, const RunPar
   }
 }
 
-// With it a pass over the data is shorter, so a position in a later pass would mean other samples.
+// An epoch is one pass over the data, and not several of them or a part of one.
+bool is_one_pass(const TrainConfig& config) {
+  return config.data.steps_per_epoch.is_all() && config.data.min_steps_per_epoch == 0;
+}
+
+// With sampler.drop_last a pass over the data is shorter, so a position in a later pass would mean other samples.
 void check_drop_last(const TrainConfig& config, const CheckpointContents& contents, const LoaderPosition& position) {
-  const bool is_one_pass = config.data.steps_per_epoch.is_all() && config.data.min_steps_per_epoch == 0;
   const std::string now = to_text(config.sampler.drop_last);
   const std::string saved = text(contents, fmt::format("{}sampler.drop_last", kConfig));
-  if (!is_one_pass && position.consumed > 0 && !saved.empty() && saved != now) {
+  if (!is_one_pass(config) && position.consumed > 0 && !saved.empty() && saved != now) {
     throw CheckpointError(
         fmt::format("--sampler.drop_last is {} now, {} when the checkpoint was written, in the middle of an epoch of "
                     "--data.steps_per_epoch or --data.min_steps_per_epoch",
                     now, saved),
         fmt::format("use --sampler.drop_last {} until the end of the epoch, or start over with --fresh", saved));
+  }
+}
+
+struct SavedProgress {
+  TrainState state{};
+  LoaderPosition position{};
+};
+
+/// Where a run with its optimizers goes on. Throws: CheckpointError if this run cannot go on there.
+SavedProgress resumable_progress(const RunParts& run, const CheckpointContents& contents) {
+  if (const auto order = integer(contents, "data_order"); order != kDataOrder) {
+    throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
+                          "use the lockstep version that wrote it");
+  }
+  const TrainConfig& config = run.plan.config;
+  const LoaderPosition position = position_of(contents.values);
+  const auto world_size = integer(contents, kWorldSizeKey);
+  if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
+    throw CheckpointError(
+        fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
+                    run.world.size()),
+        fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
+                    world_size));
+  }
+  check_drop_last(config, contents, position);
+  const TrainState state{.step = integer(contents, "step"),
+                         .epoch = integer(contents, "epoch"),
+                         .samples = integer(contents, kSamplesKey)};
+  if (!contents.tensors.contains("optimizer")) {
+    throw CheckpointError("the checkpoint has no optimizer.safetensors", "choose another checkpoint");
+  }
+  return {.state = state, .position = position};
+}
+
+/// False: the checkpoint is of another model, which checkpoint.allow_partial allows. Throws: CheckpointError without
+/// it.
+bool fits_model(const RunParts& run, const CheckpointContents& contents) {
+  try {
+    check_module(run.module, contents.tensors.at("model"));
+    return true;
+  } catch (const CheckpointError& error) {
+    if (!run.plan.config.checkpoint.allow_partial) {
+      throw CheckpointError(error.what(), changed_program_flags(run, contents) + error.hint());
+    }
+    return false;
   }
 }
 
@@ -226,8 +276,8 @@ void set_place(RunParts& run, const TrainState& state, const EpochPlace& place) 
   run.limits.begin_epoch(state.epoch, first_step, run.train.steps_per_epoch().value_or(0));
 }
 
-// For a finished run of checkpoint.weights_only, and for a checkpoint of another program, such as lockstep-convert,
-// which has only weights and completed epochs.
+// Two kinds of checkpoints have only weights and completed epochs: those of a finished run of checkpoint.weights_only,
+// and those of another program, such as lockstep-convert.
 void restore_weights(RunParts& run, const CheckpointContents& contents) {
   const bool allow_partial = run.plan.config.checkpoint.allow_partial;
   const bool is_finished = is_weights_only(contents) && is_of_finished_run(contents, run.plan.config);
@@ -276,13 +326,28 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   contents.per_rank = rng_state(run.world.device());
 }
 
+// The steps of the epoch before `at`, as if all had its global batch. Each pass over a data set ends with a smaller
+// one.
+std::int64_t steps_before(const LoaderPosition& at, const TrainConfig& config) {
+  if (at.global_batch < 1) {
+    return 0;
+  }
+  const std::int64_t dropped = config.sampler.drop_last ? at.dataset_size % at.global_batch : 0;
+  const std::int64_t pass = at.dataset_size - dropped;
+  if (is_one_pass(config) || pass < 1) {
+    return at.consumed / at.global_batch;
+  }
+  return at.consumed / pass * ceil_div(pass, at.global_batch) + at.consumed % pass / at.global_batch;
+}
+
 // Steps count samples of the global batch, which may be another one now.
-EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& saved, const LoaderPosition& now) {
+EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& saved, const LoaderPosition& now,
+                    const TrainConfig& config) {
   const auto number = parse_int(text(contents, kPlaceEpoch));
   const std::int64_t epoch = number.value_or(saved.consumed > 0 ? saved.epoch + 1 : saved.epoch);
   const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kPlaceSteps)) : std::nullopt;
   return {.number = epoch,
-          .steps = steps.value_or(now.global_batch > 0 ? now.consumed / now.global_batch : 0),
+          .steps = steps.value_or(steps_before(now, config)),
           .validation_is_due = text(contents, kPlaceValidation) == "true"};
 }
 
@@ -317,7 +382,7 @@ TrainState saved_state(const CheckpointContents& contents) {
 
 bool is_weights_only(const CheckpointContents& contents) { return contents.values.contains(kWeightsOnlyKey); }
 
-// By the saved time, not by the clocks of the ranks, which differ.
+// The saved time decides, because the clocks of the ranks differ.
 bool is_of_finished_run(const CheckpointContents& contents, const TrainConfig& config) {
   const TrainState state = saved_state(contents);
   const RunLimits limits(config);
@@ -377,38 +442,10 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
     restore_weights(run, contents);
     return {};
   }
-  if (const auto order = integer(contents, "data_order"); order != kDataOrder) {
-    throw CheckpointError(fmt::format("the checkpoint has data order {}, this build knows {}", order, kDataOrder),
-                          "use the lockstep version that wrote it");
-  }
-  const LoaderPosition position = position_of(contents.values);
-  const auto world_size = integer(contents, kWorldSizeKey);
-  if (world_size != run.world.size() && position.consumed > 0 && config.sampler.order == SampleOrder::pytorch) {
-    throw CheckpointError(
-        fmt::format("the checkpoint is in the middle of an epoch of {} ranks, this run has {}", world_size,
-                    run.world.size()),
-        fmt::format("--sampler.order pytorch cannot change the number of ranks inside an epoch: use --nprocs {}",
-                    world_size));
-  }
-  check_drop_last(config, contents, position);
-  TrainState state{.step = integer(contents, "step"),
-                   .epoch = integer(contents, "epoch"),
-                   .samples = integer(contents, kSamplesKey)};
-  const auto optimizer = contents.tensors.find("optimizer");
-  if (optimizer == contents.tensors.end()) {
-    throw CheckpointError("the checkpoint has no optimizer.safetensors", "choose another checkpoint");
-  }
-  bool is_of_this_model = true;
-  try {
-    check_module(run.module, contents.tensors.at("model"));
-  } catch (const CheckpointError& error) {
-    if (!config.checkpoint.allow_partial) {
-      throw CheckpointError(error.what(), changed_program_flags(run, contents) + error.hint());
-    }
-    is_of_this_model = false;
-  }
+  auto [state, position] = resumable_progress(run, contents);
+  const bool is_of_this_model = fits_model(run, contents);
   if (is_of_this_model) {  // if this throws, the optimizers are discarded, and the model is as before
-    run.strategy.load_optimizer_state(optimizer->second);
+    run.strategy.load_optimizer_state(contents.tensors.at("optimizer"));
   } else if (run.world.is_main()) {
     log_warning("the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
   }
@@ -425,7 +462,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   run.limits.set_earlier_time(saved_time(contents));
   state.epoch += ended;
-  EpochPlace place = place_of(contents, position, run.train.position());
+  EpochPlace place = place_of(contents, position, run.train.position(), config);
   if (ended > 0) {
     run.metrics.end_epoch();  // the next epoch has means of its own
     place = {.number = state.epoch, .validation_is_due = place.validation_is_due};

@@ -23,6 +23,15 @@ namespace {
 
 constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes free again
 
+/// Collective. The checkpoint that `resume` names, and errors with the name of the flag.
+CheckpointContents load_named(const std::string& resume, World& world, const OnDamage& on_damage) {
+  try {
+    return load_checkpoint(resume, world, on_damage);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("--resume: {}", error.what()), error.hint(), error.exit_code());
+  }
+}
+
 }  // namespace
 
 bool would_resume(const Plan& plan, World& world) {
@@ -75,7 +84,7 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     from_best_ = resume == "best";
     return stored ? std::optional(own(std::move(*stored))) : std::nullopt;
   }
-  Origin origin{.contents = load_checkpoint(resume, world_, on_damage), .name = resume};
+  Origin origin{.contents = load_named(resume, world_, on_damage), .name = resume};
   refuse_newer_than(origin.contents, resume);
   return origin;
 }

@@ -52,7 +52,7 @@ void check_step(const StepBatches& step) {
   }
 }
 
-// What a plan does not know: a CombinedLoader has the micro-batches of several loaders in one step, and a
+// The plan cannot check this: a CombinedLoader has the micro-batches of several loaders in one step, and a
 // ReloadedLoader may have a larger global batch.
 void check_micro_batches(const StepBatches& step, const DistConfig& config, int ranks) {
   if (config.static_graph && ranks > 1 && step.micro.size() > 1) {

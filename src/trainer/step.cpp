@@ -48,7 +48,10 @@ struct Minimized {
   MicroBatches parts{};
 };
 
-/// `norm`: of the gradients, if they are clipped by it.
+/// Clipping by value makes infinity finite, so FiniteWatch needs the norm of before.
+bool has_norm(const OptimConfig& config) { return config.max_grad_norm > 0 || config.max_grad_value > 0; }
+
+/// `norm`: of the gradients; it is used only with optim.max_grad_norm.
 void clip(StrategyOptimizer& optimizer, const OptimConfig& config, const at::Tensor& norm) {
   if (config.max_grad_norm > 0) {
     optimizer.scale_grads(clip_factor(norm, config.max_grad_norm));
@@ -57,7 +60,7 @@ void clip(StrategyOptimizer& optimizer, const OptimConfig& config, const at::Ten
   }
 }
 
-/// Of each gradient the address and the version, which each write increases.
+/// The address and the version of each gradient. Each write increases the version.
 using GradientVersions = std::vector<std::pair<const c10::TensorImpl*, std::uint32_t>>;
 
 GradientVersions versions_of_gradients(StrategyOptimizer& optimizer) {
@@ -103,8 +106,8 @@ Step::Step(const Context& context) : context_(context), added_(std::make_unique<
 
 Step::~Step() = default;
 
-void Step::begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at) {
-  now_ = {.batches = &batches, .before = before, .at = at};
+void Step::begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at, double loss_factor) {
+  now_ = {.batches = &batches, .before = before, .at = at, .loss_factor = loss_factor};
   now_.inputs = mean_square_of_inputs();
   added_->clear();
   for (const auto& optimizer : optimizers_) {
@@ -133,7 +136,7 @@ StepOutput OptimizerStep::pass(const Batch& batch, const std::function<StepOutpu
   }
   StepOutput output = graphs->run({.batch = batch,
                                    .weight = step_.weight(batch.samples),
-                                   .loss_factor = step_.context_.loss_factor,
+                                   .loss_factor = step_.now_.loss_factor,
                                    .begins_step = forwards_ == 1},
                                   [&](const Batch& values) {
                                     StepOutput found = evaluate(values, f);
@@ -154,7 +157,7 @@ StepOutput OptimizerStep::forward(const Batch& batch, const std::function<StepOu
 }
 
 void OptimizerStep::begin_forward(const Batch& batch) {
-  // Counted: the batch may be a copy.
+  // The forwards are counted, because the batch may be a copy of one of the step.
   const bool is_last = ++forwards_ >= step_.batches().size();
   optimizer_.begin_forward(is_last ? Gradients::reduce : Gradients::accumulate);
   step_.now_.last_samples = batch.samples;
@@ -205,8 +208,8 @@ void OptimizerStep::note(const StepOutput& output) {
   }
 }
 
-// In the dtype of the loss, as its gradient: bf16 rounds 257 to 256. What finish() divides by is rounded too, so that
-// the result is a mean.
+// The gradient of a loss has its dtype, so the count is rounded to it: bf16 rounds 257 to 256. finish() divides by the
+// rounded counts, so the result is still a mean.
 at::Tensor OptimizerStep::count_as_weight(const StepOutput& output) const {
   const at::Tensor count = output.count.detach();
   const double unit = step_.count_unit();
@@ -226,8 +229,8 @@ void OptimizerStep::run_backward(const StepOutput& output) {
   if (step_.context_.loss_check != nullptr) {  // before the backward, which frees the graph
     step_.context_.loss_check->look(output.loss, step_.number());
   }
-  if (step_.context_.before_backward != nullptr) {
-    (*step_.context_.before_backward)(optimizer_, output);
+  if (step_.context_.before_backward) {
+    step_.context_.before_backward(optimizer_, output);
   }
   // A backward through the parameters of another optimizer adds gradients of this rank to them.
   std::vector<std::pair<OptimizerStep*, GradientVersions>> waiting;
@@ -245,7 +248,7 @@ void OptimizerStep::run_backward(const StepOutput& output) {
 }
 
 void OptimizerStep::weighted_backward(const StepOutput& output) {
-  const double factor = step_.context_.loss_factor;
+  const double factor = step_.now_.loss_factor;
   if (output.count.defined()) {
     const at::Tensor count = count_as_weight(output);
     optimizer_.backward(output.loss, factor == 1 ? count : count * factor);
@@ -273,7 +276,7 @@ void OptimizerStep::check_counts(const StepOutput& output) {
   counted_ = output.count.defined();
 }
 
-// Otherwise the gradients were not reduced.
+// The gradients are reduced only in the backward of the last batch.
 void OptimizerStep::check_that_it_is_complete() const {
   if (has_last_backward_) {
     return;
@@ -285,7 +288,7 @@ void OptimizerStep::check_that_it_is_complete() const {
               "loss cannot train two optimizers: use one with OptimizerSpec::groups");
 }
 
-// With several ranks they would differ; with one, they would be those of another training.
+// Otherwise several ranks would update with different gradients, and one rank would train differently from several.
 void OptimizerStep::check_that_gradients_are_its_own() const {
   if (changed_by_) {
     throw Error(fmt::format("the backward of Step::optimizer({}) changed the gradients of Step::optimizer({}) after "
@@ -304,7 +307,7 @@ void OptimizerStep::check_that_gradients_are_its_own() const {
   }
 }
 
-// If all counts of a step are 0, its gradients are zero and remain zero.
+// If all counts of a step are 0, its gradients are zero and must remain zero: nothing is divided by 0.
 void OptimizerStep::finish() {
   check_that_it_is_complete();
   check_that_gradients_are_its_own();
@@ -318,7 +321,7 @@ void OptimizerStep::finish() {
   }
 }
 
-// As the gradients, of the whole global batch. 0 if all counts of the step are 0.
+// Like the gradients, it is a mean over the global batch. It is 0 if all counts of the step are 0.
 at::Tensor OptimizerStep::mean_loss() {
   const at::Tensor loss = optimizer_.mean_loss();
   const at::Tensor count = optimizer_.mean_count();
@@ -328,13 +331,12 @@ at::Tensor OptimizerStep::mean_loss() {
 void OptimizerStep::update() {
   const at::NoGradGuard no_grad;
   finish();
-  if (step_.context_.after_backward != nullptr) {
-    (*step_.context_.after_backward)(optimizer_);
+  if (step_.context_.after_backward) {
+    step_.context_.after_backward(optimizer_);
   }
   optimizer_.clip_groups();
-  const double limit = step_.context_.config.optim.max_grad_norm;
   SpikeGate* spikes = step_.context_.spikes;
-  if (limit > 0 || spikes != nullptr) {
+  if (has_norm(step_.context_.config.optim) || spikes != nullptr) {
     grad_norm_ = optimizer_.grad_norm();
   }
   at::Tensor not_finite;
@@ -386,14 +388,14 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
     closure();
     finish();
     optimizer_.clip_groups();  // each evaluation has gradients of its own
-    if (config.max_grad_norm > 0) {
+    if (has_norm(config)) {
       grad_norm_ = optimizer_.grad_norm();
     }
     clip(optimizer_, config, grad_norm_);
     if (first.empty()) {
       first = evaluation;
     }
-    return evaluation.mean_over_ranks(step_.context_.world) * step_.context_.loss_factor;
+    return evaluation.mean_over_ranks(step_.context_.world) * step_.now_.loss_factor;
   });
   step_.now_.last_samples = first.samples();
   StepOutput output = first.output();
@@ -407,8 +409,9 @@ double Step::weight(std::int64_t samples) const noexcept {
   return static_cast<double>(samples * context_.world.size()) / static_cast<double>(now_.batches->global_samples);
 }
 
-// Of the weights that are counts; finish() divides by it. The range of fp16 ends at 65504, so there a count is divided
-// by about the samples of a rank, by a power of 2, which does not round it. The other types have the range of fp32.
+// A weight is a count times this unit, and finish() divides by the weights. The range of fp16 ends at 65504, so there
+// the unit is about 1 / samples of a rank, as a power of 2, which rounds nothing. The other types have the range of
+// fp32.
 double Step::count_unit() const noexcept {
   const Precision precision = context_.config.precision;
   if (precision != Precision::fp16 && precision != Precision::fp16_mixed) {
@@ -442,7 +445,8 @@ void Step::add(const StepOutput& output) {
     added_->add(output, samples_of(output));
     return;
   }
-  // In place of what the task left of their mean: each metric has the weight of the parts that have it.
+  // The parts are added in place of their mean, so that each metric has the weight of the parts that have it. What the
+  // task replaced or added is added as it is.
   const auto& made = *static_cast<const Minimized*>(output.parts.get());
   const auto is_mean = [&](const auto& metric) {
     const at::Tensor* now = find_tensor(output.metrics, metric.first);
@@ -466,7 +470,7 @@ void Step::add(const StepOutput& output) {
   added_->add(of_task, samples_of(output));
 }
 
-// Only now it is known whether the step counts.
+// Only after the update it is known whether the step counts.
 void Step::end() {
   for (const auto& [output, samples] : added_->parts()) {
     context_.meter.add(output, samples, now_.uncounted);

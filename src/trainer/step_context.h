@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// The Step refers to it, so it must live longer.
+/// The same in all steps of a fit. The Step refers to it, so it must live longer.
 struct Step::Context {
   Strategy& strategy;
   World& world;
@@ -25,11 +25,10 @@ struct Step::Context {
   SpikeGate* spikes = nullptr;      ///< spike.policy skip
   LossCheck* loss_check = nullptr;  ///< on the main rank
   PassGraphs* graphs = nullptr;     ///< cuda_graphs
-  double loss_factor = 1;           ///< of the loss of which gradients are computed (optim.loss_scaling)
-  /// Before each backward that has a loss; nullptr: nothing.
-  const std::function<void(StrategyOptimizer&, const StepOutput&)>* before_backward = nullptr;
-  /// Before the gradients of an optimizer are clipped; nullptr: nothing.
-  const std::function<void(StrategyOptimizer&)>* after_backward = nullptr;
+  /// Runs before each backward that has a loss; empty: nothing does.
+  std::function<void(StrategyOptimizer&, const StepOutput&)> before_backward{};
+  /// Runs before the gradients of an optimizer are clipped; empty: nothing does.
+  std::function<void(StrategyOptimizer&)> after_backward{};
 };
 
 // A public header declares it, and so would export it.
@@ -40,8 +39,9 @@ struct StepAccess {
   using Context = Step::Context;
 
   static Step make(const Context& context) { return Step(context); }
-  static void begin(Step& step, const StepBatches& batches, const TrainState& before, const ScheduleStep& at) {
-    step.begin(batches, before, at);
+  static void begin(Step& step, const StepBatches& batches, const TrainState& before, const ScheduleStep& at,
+                    double loss_factor) {
+    step.begin(batches, before, at, loss_factor);
   }
   static void end(Step& step) { step.end(); }
   static StepResult result(const Step& step) { return step.result(); }

@@ -47,8 +47,7 @@ Evaluation evaluate(Task& task, BatchSource& data, World& world, const TrainConf
   const at::NoGradGuard no_grad;
   const std::vector<metrics::NamedMetric> metered = task.metrics();
   metrics::MetricSet metrics(metered, world);
-  const metrics::StatesKept of_training(metered);
-  metrics.reset();
+  const metrics::FreshStates of_evaluation(metered);
   const LoaderPosition start = seek_epoch_begin(data);
   Meter meter;
   AgreedStop stop(world, control, options.least_stop);

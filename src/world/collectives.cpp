@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "tensor/tensor_bytes.h"
 #include "world/agreement.h"
+#include "world/gather_values.h"
 #include "world/operation_notes.h"
 #include "world/out_of_memory.h"
 #include "world/peer_errors.h"
@@ -242,9 +243,7 @@ void World::broadcast(const at::Tensor& tensor, int root) {
 
 double World::all_reduce(double value, Reduce op) {
   std::optional<double> result;
-  for (const std::string& bytes : gather({reinterpret_cast<const char*>(&value), sizeof value})) {
-    double of_rank = 0;
-    std::memcpy(&of_rank, bytes.data(), sizeof of_rank);
+  for (const double of_rank : gather_value(*this, value)) {
     result = result ? combine(*result, of_rank, op) : of_rank;  // in the order of the ranks, on each of them
   }
   return op == Reduce::mean ? *result / size() : *result;

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -34,6 +36,22 @@ std::string device_text(const LocalDevice& device) {
 }
 
 }  // namespace
+
+void World::Impl::begin(const Plan& plan, const Identity& identity, const DeviceId& chosen) {
+  if (identity.progress_fd >= 0) {
+    const auto board = std::make_shared<ProgressBoard>(identity.progress_fd, identity.local_rank);
+    progress = {board, &(*board)[identity.local_rank]};
+    progress->set_stall_limits(to_milliseconds(plan.config.dist.stall_warn_s),
+                               to_milliseconds(plan.config.dist.stall_timeout_s));
+  }
+  place = {.rank = identity.rank,
+           .size = identity.world_size,
+           .local_rank = identity.local_rank,
+           .local_size = identity.local_world_size,
+           .node = identity.node,
+           .nodes = identity.nodes};
+  device = chosen.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.index)) : c10::Device(c10::kCPU);
+}
 
 void World::Impl::connect_control_plane() {
   if (!alone()) {
@@ -99,6 +117,24 @@ World WorldAccess::make(const c10::intrusive_ptr<c10d::Store>& store, const Rank
 
 World World::connect(const Plan& plan, const Identity& identity) { return WorldAccess::connect(plan, identity, {}); }
 
+void WorldAccess::connect_planes(World& world, const Plan& plan, const Identity& identity, const RankPlace& place,
+                                 std::string_view gpu) {
+  World::Impl& impl = *world.impl_;
+  impl.connect_control_plane();
+  const bool shares_by_itself =
+      plan.config.backend == Backend::shm && plan.asked && plan.asked->backend == Backend::automatic;
+  const std::string refusal = impl.learn_nodes(identity, plan.config.backend == Backend::shm);
+  TrainConfig compared = plan.config;
+  if (shares_by_itself) {
+    compared.backend = Backend::gloo;  // what ranks may plan whose launcher shows them several machines
+  }
+  impl.places = agree_at_start(compared, gpu, world, place);
+  impl.connect_data_plane(impl.device, shares_by_itself ? Backend::automatic : plan.config.backend);
+  if (shares_by_itself && !refusal.empty()) {
+    leave_shared_memory(world, refusal);
+  }
+}
+
 World WorldAccess::connect(const Plan& plan, const Identity& identity,
                            const std::function<void(const World&)>& on_rendezvous) {
   const auto local = static_cast<std::size_t>(identity.local_rank);
@@ -113,20 +149,7 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
   set_log_rank(identity.rank, identity.world_size);
   World world(std::make_unique<World::Impl>());
   World::Impl& impl = *world.impl_;
-  if (identity.progress_fd >= 0) {
-    const auto board = std::make_shared<ProgressBoard>(identity.progress_fd, identity.local_rank);
-    impl.progress = {board, &(*board)[identity.local_rank]};
-    impl.progress->set_stall_limits(to_milliseconds(plan.config.dist.stall_warn_s),
-                                    to_milliseconds(plan.config.dist.stall_timeout_s));
-  }
-  impl.place = {.rank = identity.rank,
-                .size = identity.world_size,
-                .local_rank = identity.local_rank,
-                .local_size = identity.local_world_size,
-                .node = identity.node,
-                .nodes = identity.nodes};
-  impl.device =
-      chosen.id.gpu ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(chosen.id.index)) : c10::Device(c10::kCPU);
+  impl.begin(plan, identity, chosen.id);
   const PhaseScope phase(*impl.progress, impl.alone() ? Phase::start : Phase::rendezvous);
   JoinedStore joined;
   if (!impl.alone()) {
@@ -155,27 +178,14 @@ World WorldAccess::connect(const Plan& plan, const Identity& identity,
     impl.place.interfaces = environment.get("GLOO_SOCKET_IFNAME").value_or("");
   }
   try {
-    impl.connect_control_plane();
-    const bool shares_by_itself =
-        plan.config.backend == Backend::shm && plan.asked && plan.asked->backend == Backend::automatic;
-    const std::string refusal = impl.learn_nodes(identity, plan.config.backend == Backend::shm);
-    TrainConfig compared = plan.config;
-    if (shares_by_itself) {
-      compared.backend = Backend::gloo;  // what ranks may plan whose launcher shows them several machines
-    }
     // NCCL identifies the host by this variable.
-    impl.places = agree_at_start(
-        compared, chosen.uuid.empty() ? chosen.uuid : chosen.uuid + environment.get("NCCL_HOSTID").value_or(""), world,
-        place);
-    impl.connect_data_plane(impl.device, shares_by_itself ? Backend::automatic : plan.config.backend);
-    if (shares_by_itself && !refusal.empty()) {
-      WorldAccess::leave_shared_memory(world, refusal);
-    }
+    const std::string gpu = chosen.uuid.empty() ? "" : chosen.uuid + environment.get("NCCL_HOSTID").value_or("");
+    connect_planes(world, plan, identity, place, gpu);
     return world;
   } catch (const Error&) {
     throw;
   } catch (const std::system_error&) {
-    throw;  // of this machine, for example a thread that cannot be made: the network is not the cause
+    throw;  // this machine failed, for example it cannot make a thread: the network is not the cause
   } catch (const std::exception& error) {
     throw CommError(fmt::format("rank {} cannot connect to the other ranks: {}", identity.rank, plain_text(error)),
                     "check that the nodes reach each other, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME");

@@ -17,8 +17,8 @@ namespace {
 /// LibTorch's graph cleans up only after a capture that ended well.
 class CapturedGraph final : public at::cuda::CUDAGraph {
  public:
-  /// After a failure in or after capture_begin(): undoes what capture_begin() did to the stream, the allocators and the
-  /// random generators.
+  /// Undoes what capture_begin() did to the stream, the allocators and the random generators. Call it after a failure
+  /// in capture_begin() or later.
   void abandon() noexcept {
     if (capture_dev_ == UNDEFINED_DEVICE) {
       return;

@@ -9,6 +9,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 
+#include "base/temporary_value.h"
 #include "ipc/progress_record.h"
 
 namespace lockstep {
@@ -48,8 +49,8 @@ class DeviceClock {
   const PhaseTimes& times() noexcept;
   /// How many these are.
   std::int64_t steps() noexcept;
-  /// In how many of them the device followed the calls of the host closely, so that it waited for them: when the host
-  /// had made all calls of the forward, the device had begun it, and likewise the backward.
+  /// The number of these steps in which the device followed the calls of the host closely, so that it waited for them:
+  /// when the host had made all calls of the forward, the device had begun it, and likewise the backward.
   std::int64_t close_steps() noexcept;
 
   /// While a part exists, work on the device belongs to `phase`, then to the phase before.
@@ -65,20 +66,8 @@ class DeviceClock {
     const Phase before_;
   };
 
-  /// While it exists, nothing is noted: an event must not become a part of what is recorded as a graph.
-  class Pause {
-   public:
-    explicit Pause(DeviceClock& clock) noexcept : clock_(clock), was_paused_(clock.is_paused_) {
-      clock_.is_paused_ = true;
-    }
-    ~Pause() { clock_.is_paused_ = was_paused_; }
-    Pause(const Pause&) = delete;
-    Pause& operator=(const Pause&) = delete;
-
-   private:
-    DeviceClock& clock_;
-    const bool was_paused_;
-  };
+  /// While the result exists, nothing is noted: an event must not become a part of what is recorded as a graph.
+  [[nodiscard]] TemporaryValue<bool> pause() noexcept { return {is_paused_, true}; }
 
  private:
   enum class State { idle, in_step, awaited };

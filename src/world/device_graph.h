@@ -20,7 +20,7 @@ class DeviceGraph {
   virtual void record(const std::function<void()>& work) = 0;
   /// Puts the recorded work on the current stream, with the random numbers that the work would get now.
   virtual void replay() = 0;
-  /// By how much record() has raised the memory that the process holds on the device; other threads count too.
+  /// The memory on the device that the process got during record(), also for other threads.
   virtual std::int64_t bytes() const = 0;
 };
 

@@ -19,7 +19,8 @@ namespace {
 
 std::string note_key(int rank) { return fmt::format("at/{}", rank); }
 
-/// By rank; "": it has written none. Usually all have, and one question is enough: every rank that waits asks.
+/// The note of each rank; "": it has written none. Usually all have written one, and then one question to the store is
+/// enough. That matters, because every rank that waits asks.
 std::vector<std::string> read_notes(c10d::Store& store, int size) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) {

@@ -26,11 +26,14 @@ std::string kind_of(const Error& error) {
                                         : "error";
 }
 
+Json foreign(const std::string& what, ExitCode code) {
+  return {{"kind", "foreign"}, {"what", what}, {"hint", ""}, {"code", static_cast<int>(code)}, {"number", 0}};
+}
+
 }  // namespace
 
 std::string encode_error(const std::exception& error) {
-  Json json{{"kind", "foreign"}, {"hint", ""}, {"code", static_cast<int>(exit_code_of(error))}, {"number", 0}};
-  json["what"] = exception_text(error);
+  Json json = foreign(exception_text(error), exit_code_of(error));
   if (const auto* ours = dynamic_cast<const Error*>(&error)) {
     json["kind"] = kind_of(*ours);
     json["hint"] = ours->hint();
@@ -39,6 +42,16 @@ std::string encode_error(const std::exception& error) {
     json["number"] = io->number();
   }
   return dump_json(json);
+}
+
+std::string encode_current_error() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return encode_error(error);
+  } catch (...) {
+    return dump_json(foreign(current_exception_text(), ExitCode::failed));
+  }
 }
 
 void throw_remote_error(std::string_view encoded, std::string_view what, int rank) {

@@ -23,7 +23,7 @@ void store_set(c10d::Store& store, const std::string& key, std::string_view valu
 void store_set_if_absent(c10d::Store& store, const std::string& key, std::string_view value);
 std::string store_get(c10d::Store& store, const std::string& key);
 bool store_check(c10d::Store& store, const std::string& key);
-/// In two questions, however many keys. nullopt: one is missing, or this kind of store cannot.
+/// Reads all keys with two questions to the store. nullopt: a key is missing, or this kind of store cannot do it.
 std::optional<std::vector<std::string>> store_get_all(c10d::Store& store, const std::vector<std::string>& keys);
 std::int64_t store_add(c10d::Store& store, const std::string& key, std::int64_t delta);
 /// Waits at most `timeout`; false: the key did not appear, and c10d has printed a warning.

@@ -52,9 +52,9 @@ void take_turn(const Turn& turn, std::string_view what, ProgressRecord& progress
     progress.end();  // its own turn: what it does now is no collective
     try {
       work();
-    } catch (const std::exception& error) {
+    } catch (...) {
       mine = std::current_exception();
-      outcome = fmt::format("{} {}", turn.rank, encode_error(error));
+      outcome = fmt::format("{} {}", turn.rank, encode_current_error());
     }
     progress.begin(Operation::turn, 0);
   }

@@ -54,9 +54,7 @@ bool WorldAccess::leave_shared_memory(World& world, std::string_view reason) {
     return false;
   }
   impl.backend = Backend::gloo;
-  if (world.is_main()) {
-    log_info(fmt::format("gradients go through Gloo, not through shared memory: {}", reason));
-  }
+  log_info(fmt::format("gradients go through Gloo, not through shared memory: {}", reason));
   return true;
 }
 

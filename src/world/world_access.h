@@ -13,7 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <c10/util/intrusive_ptr.h>
 
 #include <lockstep/base/control.h>
 #include <lockstep/config/train_config.h>
@@ -24,6 +24,11 @@
 #include "ipc/progress_record.h"
 #include "world/device_clock.h"
 #include "world/rank_place.h"
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
 
 namespace lockstep {
 
@@ -83,24 +88,24 @@ struct WorldAccess {
   static void settle_device(const World& world);
   /// The tensor on the CPU, after settle_device. Read results of collectives only in this way.
   static at::Tensor on_host(const World& world, const at::Tensor& tensor);
-  /// Collective. For the callbacks of other ranks, which may take any time.
+  /// Collective. World::any() without a time limit, because the callbacks of other ranks may take any time.
   static bool any_without_timeout(World& world, bool value);
-  /// Collective. For code of the program that may take any time: no stall is seen in it, and the ranks wait for each
-  /// other after it, not in the next step. `name`, `where`: as of a callback and its stage.
+  /// Collective. Runs code of the program that may take any time: it is not reported as a stall, and the ranks wait for
+  /// each other after it, not in the next step. `name`, `where`: as of a callback and its stage.
   static void run_as_callback(World& world, std::string_view name, std::string_view where,
                               const std::function<void()>& work);
   /// Collective. Whether all ranks have the same text: one all-reduce of digests, so a wrong yes has a chance of 2^-64.
   static bool all_equal(World& world, std::string_view text);
   /// Collective. World::all_gather.
   static GatheredRows all_gather(World& world, const at::Tensor& tensor);
-  /// For a rank that failed at the completed `step`. true: every rank of the world has, and each got true. See Note [A
-  /// common failure].
+  /// Call it on a rank that failed at the completed `step`. true: every rank of the world failed there, and each got
+  /// true. See Note [A common failure].
   static bool is_common_failure(World& world, std::int64_t step);
   /// What this rank is doing, as its supervisor sees it. Only the rank's own thread writes it.
   static ProgressRecord& progress(const World& world);
   /// The clock of the device. One thread at a time uses it: the rank's own, or one of autograd while that waits.
   static DeviceClock& clock(const World& world);
-  /// Both for what may live longer than the world.
+  /// The same two, for an object that may live longer than the world.
   static const std::shared_ptr<ProgressRecord>& shared_progress(const World& world);
   static const std::shared_ptr<DeviceClock>& shared_clock(const World& world);
   /// The working directory in which the world was connected: a relative run directory begins there, wherever the
@@ -110,7 +115,7 @@ struct WorldAccess {
   static std::weak_ptr<RunHold>& run_hold(World& world);
   /// The requests of the run, such as those of signals. Empty: the world is not one of run().
   static std::optional<TrainControl>& control_of_run(World& world);
-  /// A failure is on its way up: says what is left of the work, with the rank in front if there are several.
+  /// Says what is left of the work after a failure, with the rank in front if there are several.
   static void tell_what_is_left(const World& world, std::string_view text);
   /// Gets this text instead of the log: run() lets one rank say it.
   static std::function<void(const std::string&)>& on_what_is_left(World& world);
@@ -119,6 +124,10 @@ struct WorldAccess {
 
  private:
   friend class World;
+  /// Collective. Connects the planes, after the ranks have compared their settings and GPUs. `gpu`: that of this rank;
+  /// "": none.
+  static void connect_planes(World& world, const Plan& plan, const Identity& identity, const RankPlace& place,
+                             std::string_view gpu);
   static World connect_again(World& world, std::string_view purpose, c10::Device device, Backend backend);
 };
 

@@ -35,6 +35,8 @@ struct World::Impl {
   bool alone() const noexcept { return place.size == 1; }
 
   // Making a world (connect.cpp).
+  /// What is known before the rendezvous.
+  void begin(const Plan& plan, const Identity& identity, const DeviceId& chosen);
   void connect_control_plane();
   /// `asked`: automatic: shm, which the ranks may leave.
   void connect_data_plane(c10::Device on, Backend asked);
@@ -48,7 +50,7 @@ struct World::Impl {
   /// `work` calls the process group, for host values.
   void control(std::string_view what, Operation operation, std::int64_t bytes, const std::function<void()>& work);
   std::vector<std::string> gather(std::string_view what, std::string_view bytes);
-  /// Of each value by itself.
+  /// Reduces each value by itself.
   std::vector<std::int64_t> control_all_reduce(std::string_view what, Operation operation,
                                                const std::vector<std::int64_t>& values, c10d::ReduceOp op,
                                                std::chrono::milliseconds longest = c10d::kUnsetTimeout);

@@ -111,6 +111,33 @@ TEST(Example, TheLoopByHandContinuesInItsSecondEpoch) {
   EXPECT_EQ(final_state(dir.path() / "resumed"), final_state(dir.path() / "straight"));
 }
 
+// A value of 0 means: not at all.
+TEST(Example, TheLoopByHandTrainsWithoutClippingAndWithoutSavesBetween) {
+  const TempDir dir;
+  const auto weights = [&](const std::string& limit) {
+    const auto run = dir.path() / limit;
+    const auto result = run_program(command(example("07_custom_loop"), run,
+                                            {"--max_steps", "3", "--checkpoint.every_steps", "0",
+                                             "--optim.max_grad_norm", limit, "--optim.schedule", "step:1ep"}),
+                                    kOneThread);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("step 3 is saved in "));
+    auto state = final_state(run);
+    EXPECT_EQ(state.at("name"), "step-0000000003");
+    return state;
+  };
+  EXPECT_EQ(weights("0"), weights("1e9"));
+}
+
+// Without a number of steps it would do nothing.
+TEST(Example, TheLoopByHandRefusesALimitThatItDoesNotCount) {
+  const TempDir dir;
+  const auto result =
+      run_program(command(example("07_custom_loop"), dir.path() / "run", {"--max_steps", "0", "--max_epochs", "1"}));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("this loop ends at --max_steps and counts no epochs"));
+}
+
 double words_known(const std::string& output) { return number_before(output, " % of the words"); }
 
 // Half of the quickstart's training, stopped and resumed, learns English.

@@ -1,4 +1,7 @@
 // A program gives the same bytes under torchrun as under our own launcher.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -45,6 +48,45 @@ TEST(OwnLauncher, GivesItsRanksTheWordsThatTheProgramTookOutOfArgv) {
   ASSERT_EQ(result.code, 0) << result.err;
   for (const char* rank : {"[rank0]", "[rank1]"}) {
     EXPECT_THAT(result.err, HasSubstr(std::string(rank) + ": reads case7.nml"));
+  }
+}
+
+TEST(OwnLauncher, TrainsWhatItsTableSaidThoughTheFileHasChanged) {
+  const TempDir dir;
+  const auto file = dir.path() / "x.toml";
+  const auto settings = [](const std::string& run, const std::string& lr) {
+    return "run_name = \"" + run + "\"\nmax_steps = 12\nmax_epochs = 0\n[optim]\nlr = " + lr + "\n";
+  };
+  std::ofstream(file) << settings("first", "0.02");
+  Process training({TRAIN_PROGRAM, "--config", file.string(), "--compute_setup", "cpu", "--nprocs", "2", "--work_ms",
+                    "100", "--dist.max_restarts", "1", "--checkpoint.every_steps", "2"},
+                   {}, dir.path().string());
+  ASSERT_TRUE(training.wait_for("step 5 ")) << training.err();
+  std::ofstream(file) << settings("second", "0.5");
+  const auto ranks = Process::ranks_of(training.pid());
+  ASSERT_EQ(ranks.size(), 2U);
+  kill(ranks[1], SIGKILL);
+  const auto result = training.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 now ("));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "runs" / "second"));
+  const auto rates = metric(dir.path() / "runs" / "first", "lr");
+  ASSERT_TRUE(rates.contains(12)) << result.err;
+  EXPECT_NEAR(rates.at(12), 0.02, 1e-9);
+}
+
+// Python's subprocess closes the descriptors; a script may use their numbers itself.
+TEST(LockstepRun, TrainsThoughAScriptHasTakenTheDescriptors) {
+  const TempDir dir;
+  for (const std::string how : {"3>&- 4>&- 5>&-", "3>/dev/null"}) {
+    const auto run = dir.path() / ("run_" + std::to_string(how.size()));
+    const std::string script = "\"$0\" \"$@\" " + how;
+    const auto result = run_program(with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--", "sh", "-c", script},
+                                         command(TRAIN_PROGRAM, run, {"--max_epochs", "1"})));
+    EXPECT_EQ(result.code, 0) << how << '\n' << result.err;
+    EXPECT_THAT(result.err, HasSubstr("warning: the descriptors of lockstep run are closed here")) << how;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 of 2 on host ")) << how;
+    EXPECT_FALSE(newest_checkpoint(run).empty()) << how;
   }
 }
 

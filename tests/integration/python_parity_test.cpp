@@ -114,6 +114,7 @@ TEST(PythonConverter, GoesBothWays) {
   const auto verified = run_program({LOCKSTEP_CLI, "verify", (dir.path() / "checkpoints").string()});
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
   EXPECT_THAT(verified.out, HasSubstr("step-0000000500: valid"));
+  EXPECT_THAT(verified.out, HasSubstr("no run resumes from step 500, which holds only weights"));
 }
 
 TEST(PythonConverter, SaysWhichPackagesItNeeds) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -192,6 +193,20 @@ TEST_F(RunDirectories, KeepWhatWasAskedForNotWhatFollowedFromTheRanks) {
   EXPECT_EQ(wider.code, 0) << wider.err;
   EXPECT_THAT(wider.err, Not(HasSubstr("resuming")));
   EXPECT_TRUE(std::filesystem::exists(dir_.path() / "runs" / "wider" / "run.json"));
+}
+
+TEST_F(RunDirectories, KeepTheSettingsFileOfTheUser) {
+  const std::string mine = "# why this rate\n[optim]\nlr = 0.01\n";
+  std::filesystem::create_directories(run());
+  std::ofstream(run() / "config.toml") << mine;
+  const auto start = train({"--config", (run() / "config.toml").string(), "--optim.lr", "0.02"});
+  const auto first = run_program(start);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("config.toml was there before the run: moved it to config.toml.1"));
+  EXPECT_EQ(read_text(run() / "config.toml.1"), mine);
+  EXPECT_THAT(read_text(run() / "config.toml"), HasSubstr("lr = 0.02\n"));
+  ASSERT_EQ(run_program(with(start, {"--max_epochs", "2"})).code, 0);  // from now on it is the run's
+  EXPECT_FALSE(std::filesystem::exists(run() / "config.toml.2"));
 }
 
 TEST_F(RunDirectories, OfAFinishedRunNameTheSettingsThatChanged) {

@@ -98,6 +98,15 @@ TEST_F(TestCommand, SaysThatTwoRanksAreReady) {
   EXPECT_TRUE(left_nothing());
 }
 
+// As in a pod of Kubeflow Trainer.
+TEST_F(TestCommand, TakesNoFlagsOfALauncherFromVariables) {
+  const Process::Result result =
+      run({"--compute-setup", "cpu", "--backend", "gloo"},
+          {{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "127.0.0.1"}, {"PET_MAX_RESTARTS", "3"}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("ready: 2 ranks train on this machine"));
+}
+
 TEST_F(TestCommand, TestsOneRankAndFour) {
   const nlohmann::json one = json({"--nprocs", "1", "--compute-setup", "cpu"});
   EXPECT_EQ(result_.code, 0) << one;

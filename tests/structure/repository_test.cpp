@@ -170,6 +170,16 @@ std::vector<SourceFile> documents() {
   return all;
 }
 
+TEST(Repository, InitializersInTheDocumentsHaveTheOrderOfTheStruct) {
+  std::vector<Fields> structs;
+  for (const SourceFile& header : files("include", {".h"})) {
+    std::ranges::move(parse_fields(header), std::back_inserter(structs));
+  }
+  ASSERT_GT(structs.size(), 50U);
+  EXPECT_THAT(check_initializers({"a.md", "`{.no_such = 1, .field = 2}`"}, structs), testing::SizeIs(1)) << "control";
+  expect_none(documents(), [&](const SourceFile& page) { return check_initializers(page, structs); });
+}
+
 TEST(Repository, SettingsInTheDocumentsExist) {
   const auto fields = parse_field_names(read(kRoot / "src/config/fields.h"));
   ASSERT_GT(fields.size(), 80U);

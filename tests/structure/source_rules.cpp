@@ -74,6 +74,7 @@ const std::vector<Home>& header_homes() {
   static const std::vector<Home> homes = {
       {"nlohmann/", {"src/base/json.h"}},
       {"toml++/", {"src/config/toml.cpp"}},
+      {"torch/csrc/distributed/c10d/ProcessGroup.hpp", {"src/world/planes.h", "src/world/world_impl.h"}},
       {"torch/csrc/distributed/c10d/ProcessGroupGloo.hpp", {"src/world/gloo_process_group.cpp"}},
       {"torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp", {"src/world/nccl_process_group.cpp"}},
       {"torch/csrc/distributed/c10d/reducer.hpp", {"src/parallel/ddp_optimizer.cpp"}},
@@ -591,6 +592,58 @@ Findings check_names_are_named(const SourceFile& document, const std::set<std::s
     const std::string name = whole.substr(whole.rfind('.') + 1);  // npos + 1 is 0
     if (!has_word(code, name) && !has_word(code, "__" + name)) {
       findings.push_back(fmt::format("{}: {} is not named", document.path, whole));
+    }
+  }
+  return findings;
+}
+
+std::vector<Fields> parse_fields(const SourceFile& header) {
+  std::vector<Fields> structs;
+  std::vector<Fields> open;
+  std::istringstream lines(without_comments(header.text, /*keep_literals=*/false));
+  for (std::string whole; std::getline(lines, whole);) {
+    const std::string line = trimmed(whole);
+    const bool is_type = line.starts_with("struct ") || line.starts_with("class ") || line.starts_with("enum ");
+    if (is_type && line.ends_with('{')) {
+      open.emplace_back();
+    } else if (line == "};" && !open.empty()) {
+      structs.push_back(std::move(open.back()));
+      open.pop_back();
+    } else if (line.ends_with(';') && !open.empty()) {
+      const std::string declared = trimmed(line.substr(0, line.find_first_of("={;")));
+      open.back().push_back(declared.substr(declared.rfind(' ') + 1));  // npos + 1 is 0
+    }
+  }
+  return structs;
+}
+
+Findings check_initializers(const SourceFile& document, const std::vector<Fields>& structs) {
+  Findings findings;
+  std::istringstream lines(document.text);
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    for (const std::string& span : code_spans(line)) {
+      for (auto begin = span.find("{."); begin != std::string::npos; begin = span.find("{.", begin + 1)) {
+        Fields names;
+        for (const std::string& part :
+             split(span.substr(begin + 1, span.find_first_of("{}", begin + 1) - begin - 1), ',')) {
+          const std::string field = trimmed(part);
+          if (field.starts_with('.')) {
+            names.push_back(field.substr(1, field.find_first_of(" =") - 1));
+          }
+        }
+        const auto has_them_in_order = [&](const Fields& fields) {
+          auto at = fields.begin();
+          return std::ranges::all_of(names, [&](const std::string& name) {
+            at = std::find(at, fields.end(), name);
+            return at != fields.end();
+          });
+        };
+        if (names.size() > 1 && std::ranges::none_of(structs, has_them_in_order)) {
+          findings.push_back(fmt::format("{}:{}: no struct has the fields {} in this order", document.path, number,
+                                         fmt::join(names, ", ")));
+        }
+      }
     }
   }
   return findings;

@@ -75,6 +75,15 @@ std::set<std::string> parse_foreign_names(std::string_view table);
 /// with or without "--".
 Findings check_names_are_named(const SourceFile& document, const std::set<std::string>& names);
 
+using Fields = std::vector<std::string>;  ///< of a struct, in their order
+
+/// Those of each struct that the header defines.
+std::vector<Fields> parse_fields(const SourceFile& header);
+
+/// Lists of several fields in code within a line, such as "{.init = 2, .steps = 3}": the compiler takes them only in
+/// the order of a struct.
+Findings check_initializers(const SourceFile& document, const std::vector<Fields>& structs);
+
 /// Settings that the document names as flags or in code, and that do not exist: "--optim.lr", "`optim.lr`", and in the
 /// column "here" of a table and after "./train" also flags without a section. `others`: flags that are no settings.
 Findings check_settings(const SourceFile& document, const std::set<std::string>& fields,

@@ -8,6 +8,7 @@
 namespace lockstep::structure {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -206,6 +207,20 @@ TEST(ForeignNames, AreOnTheirPage) {
   EXPECT_THAT(check("| `--n-epochs 3`, `Epoch` | `monitor` |\n`epochs`\n"), IsEmpty());
   EXPECT_THAT(check("| `--n-epochs 3`, epoch | `early.monitor` |\n`epochs`\n"),
               ElementsAre("a.md: epoch is not named"));
+}
+
+TEST(Initializers, HaveTheOrderOfAStruct) {
+  const std::string header =
+      "struct Search {\n  int init = 2;  ///< a; b\n  std::function<bool(int x)> when{};\n"
+      "  enum class Kind {\n    one,\n  };\n  int steps;\n};\nstruct Other {\n  int steps;\n  int init;\n  int "
+      "last;\n};\n";
+  const auto structs = parse_fields({"a.h", header});
+  EXPECT_THAT(structs, Contains(ElementsAre("init", "when", "steps")));
+  const auto check = [&](const std::string& text) { return check_initializers({"a.md", text}, structs); };
+  EXPECT_THAT(check("`f({.init = 2, .steps = 3})`, `{.steps = 3, .init = 2}`, {.last = 1, .init = 1}"), IsEmpty());
+  EXPECT_THAT(check("\n`{.steps = 3, .when = f}` or `{.init = 2, .last = 1, .when = f}`"),
+              ElementsAre("a.md:2: no struct has the fields steps, when in this order",
+                          "a.md:2: no struct has the fields init, last, when in this order"));
 }
 
 TEST(TestNames, AreThoseOfCodeAndBuildFiles) {

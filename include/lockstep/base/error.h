@@ -4,6 +4,7 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -31,16 +32,18 @@ enum class ExitCode : int {
 };
 
 /// Base of all lockstep exceptions. `what()` says what was found and what was expected (lower case, no full stop);
-/// `hint()` says what to do and may be empty.
+/// `hint()` says what to do and may be empty. A copy shares the texts, so it never throws.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, std::string hint = {}, ExitCode code = ExitCode::failed)
-      : std::runtime_error(what), hint_(std::move(hint)), code_(code) {}
-  const std::string& hint() const noexcept { return hint_; }
+      : std::runtime_error(what), hint_(std::make_shared<const std::string>(std::move(hint))), code_(code) {}
+  Error(const Error&) noexcept = default;
+  Error& operator=(const Error&) noexcept = default;
+  const std::string& hint() const noexcept { return *hint_; }
   ExitCode exit_code() const noexcept { return code_; }
 
  private:
-  std::string hint_;
+  std::shared_ptr<const std::string> hint_;
   ExitCode code_;
 };
 
@@ -55,10 +58,12 @@ class ConfigError : public Error {
  public:
   explicit ConfigError(std::vector<Problem> problems);
   explicit ConfigError(const std::string& what, std::string hint = {});
-  const std::vector<Problem>& problems() const noexcept { return problems_; }
+  ConfigError(const ConfigError&) noexcept = default;
+  ConfigError& operator=(const ConfigError&) noexcept = default;
+  const std::vector<Problem>& problems() const noexcept { return *problems_; }
 
  private:
-  std::vector<Problem> problems_;
+  std::shared_ptr<const std::vector<Problem>> problems_;
 };
 
 /// A process could not be started or watched.

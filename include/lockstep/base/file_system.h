@@ -74,7 +74,8 @@ class FileSystem {
   virtual std::int64_t free_bytes(const Path& path) = 0;
   /// Takes an exclusive lock on `path` (created if missing). Returns nullptr if another process holds the lock; `owner`
   /// then gets the text of the lock file.
-  virtual std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text, std::string& owner) = 0;
+  [[nodiscard]] virtual std::unique_ptr<FileLock> try_lock(const Path& path, const std::string& my_text,
+                                                           std::string& owner) = 0;
 };
 
 /// The file system of the operating system. Stateless; one object per process.

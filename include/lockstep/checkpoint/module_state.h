@@ -32,7 +32,8 @@ LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, b
 
 /// The tensors under the names that `name` returns; it returns "" for a tensor to leave out. Throws: CheckpointError
 /// (two tensors with one new name).
-NamedTensors rename(const NamedTensors& tensors, const std::function<std::string(const std::string&)>& name);
+[[nodiscard]] NamedTensors rename(const NamedTensors& tensors,
+                                  const std::function<std::string(const std::string&)>& name);
 
 /// For rename(): removes the prefix, and keeps names that do not begin with it.
 std::function<std::string(const std::string&)> without_prefix(std::string prefix);

@@ -23,10 +23,10 @@ class ScriptModule final : public torch::nn::Module {
   explicit ScriptModule(const torch::jit::Module& script);
   ~ScriptModule() override;
 
-  /// For a model that maps one tensor to one tensor.
+  /// For a model that maps one tensor to one tensor. Throws: Error (the result is no tensor).
   at::Tensor forward(const at::Tensor& input);
   /// For any other model: the arguments and the result of Python's forward().
-  c10::IValue forward(std::vector<c10::IValue> inputs);
+  c10::IValue call(std::vector<c10::IValue> inputs);
 
   void train(bool on = true) override;  ///< also eval(): the modes of batch norm and dropout
 

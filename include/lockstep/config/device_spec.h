@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/base/error.h>
@@ -50,12 +51,15 @@ class DeviceSpec {
   = delete;
 
   Kind kind() const noexcept { return kind_; }
-  int count() const noexcept { return count_; }                                ///< count, usable, most_free
-  const std::vector<int>& indices() const noexcept { return indices_; }        ///< as written
-  std::int64_t min_free_bytes() const noexcept { return min_free_bytes_; }     ///< most_free; 0: no minimum
-  const std::string& text() const noexcept { return text_; }                   ///< as the user would write it
-  const std::vector<Problem>& problems() const noexcept { return problems_; }  ///< empty: valid
-  bool operator==(const DeviceSpec& other) const;                              ///< compares the meaning, not the text
+  int count() const noexcept { return count_; }                                 ///< count, usable, most_free
+  const std::vector<int>& indices() const& noexcept { return indices_; }        ///< as written
+  std::int64_t min_free_bytes() const noexcept { return min_free_bytes_; }      ///< most_free; 0: no minimum
+  const std::string& text() const& noexcept { return text_; }                   ///< as the user would write it
+  const std::vector<Problem>& problems() const& noexcept { return problems_; }  ///< empty: valid
+  std::vector<int> indices() && { return std::move(indices_); }
+  std::string text() && { return std::move(text_); }
+  std::vector<Problem> problems() && { return std::move(problems_); }
+  bool operator==(const DeviceSpec& other) const;  ///< compares the meaning, not the text
 
  private:
   Kind kind_ = Kind::automatic;

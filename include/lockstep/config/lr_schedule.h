@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <lockstep/base/error.h>
@@ -62,8 +63,11 @@ class LrSchedule {
   double factor(const ScheduleStep& at) const;
 
   bool is_set() const noexcept { return !text_.empty(); }
-  const std::string& text() const noexcept { return text_; }                   ///< as written
-  const std::vector<Problem>& problems() const noexcept { return problems_; }  ///< empty: valid
+  bool is_function() const noexcept { return function_ != nullptr; }            ///< of your own: the text is its name
+  const std::string& text() const& noexcept { return text_; }                   ///< as written
+  const std::vector<Problem>& problems() const& noexcept { return problems_; }  ///< empty: valid
+  std::string text() && { return std::move(text_); }
+  std::vector<Problem> problems() && { return std::move(problems_); }
   /// The problems of a valid schedule in a run of this length: it needs an end or epochs that the run does not have.
   std::vector<Problem> problems_in(const ScheduleStep& run) const;
   /// True if another length of the run changes the factors.

@@ -53,6 +53,7 @@ class CombinedLoader final : public BatchSource {
   void seek_loaders(const std::vector<LoaderPosition>& positions);
 
   std::vector<std::shared_ptr<BatchSource>> loaders_;
+  std::vector<std::size_t> first_numbers_{0};  // Batch::loader of their batches; the last one: of the next loader
   CombineMode mode_;
   std::int64_t epoch_ = 0;
   std::int64_t steps_ = 0;               // of the epoch

@@ -56,11 +56,11 @@ std::shared_ptr<Dataset> sample_dataset(std::int64_t size,
 
 /// The samples `ids` of another data set, renumbered from 0; each keeps its seed. Keeps a copy of `ids`. Throws:
 /// DataError (`data` is null; an id out of range).
-std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids);
+[[nodiscard]] std::shared_ptr<Dataset> subset(std::shared_ptr<const Dataset> data, std::vector<std::int64_t> ids);
 
 /// The first `count` samples of `data`, or all if there are fewer. Throws: DataError (`data` is null; `count` is
 /// negative).
-std::shared_ptr<Dataset> take(std::shared_ptr<const Dataset> data, std::int64_t count);
+[[nodiscard]] std::shared_ptr<Dataset> take(std::shared_ptr<const Dataset> data, std::int64_t count);
 
 /// Several data sets, one after another: sample i of part k has the number i + the sizes of the parts before it, and
 /// `ids` of the batches are these numbers. The first part keeps the seeds of its samples. Every later part has a seed

@@ -1,7 +1,8 @@
 // lockstep/data/file_datasets.h
 //
 // Data sets in files. The files are memory-mapped: opening costs nothing, the ranks of a node share the pages, and
-// batches are built directly from them. All functions throw IoError, and DataError naming the file and the problem.
+// batches are built directly from them, unless a function says that it copies. All functions throw IoError, and
+// DataError naming the file and the problem.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,7 @@ enum class DatasetPart { train, test };
 /// int64.
 std::shared_ptr<Dataset> mnist_dataset(const std::filesystem::path& directory, DatasetPart part);
 /// data_batch_1.bin .. data_batch_5.bin, test_batch.bin in `directory`: input [N, 3, 32, 32] in 0 .. 1, target int64.
+/// Each rank copies the bytes, which stand beside the labels in the files.
 std::shared_ptr<Dataset> cifar10_dataset(const std::filesystem::path& directory, DatasetPart part);
 
 }  // namespace lockstep

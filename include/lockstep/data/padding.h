@@ -27,6 +27,6 @@ struct Padding {
 /// the samples of the batch, so a loss must not depend on padded elements. Throws: DataError (`data` is null);
 /// ConfigError with all invalid paddings. get() throws DataError if a sample has no such field or dimension, or if two
 /// paddings are of one dimension.
-std::shared_ptr<Dataset> padded(std::shared_ptr<const Dataset> data, std::vector<Padding> paddings);
+[[nodiscard]] std::shared_ptr<Dataset> padded(std::shared_ptr<const Dataset> data, std::vector<Padding> paddings);
 
 }  // namespace lockstep

@@ -20,8 +20,9 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// size() and ids are those of `data`. So is fingerprint(), with `name` if it is given: without a name, a disk_cache of
 /// the result does not notice another `f`; change the name, such as "resize, version 2", with the function.
 /// Throws: DataError (`data` is null, `f` is missing). get() throws DataError, naming the sample, if `f` throws.
-std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
-                             std::function<Batch(Batch sample, std::uint64_t seed)> f, std::string name = {});
+[[nodiscard]] std::shared_ptr<Dataset> map(std::shared_ptr<const Dataset> data,
+                                           std::function<Batch(Batch sample, std::uint64_t seed)> f,
+                                           std::string name = {});
 
 /// Each batch of `data` changed by `f`: cheaper for operations that treat all samples alike and have no random
 /// numbers. Everything else is as in `map`; exceptions of `f` name the samples of the batch. `ids`, and `samples` if it

@@ -44,6 +44,7 @@ class MinMetric final : public Metric {
 
  private:
   at::Tensor& smallest_;
+  at::Tensor& count_ = add_sum("count");  // infinity is a value too
 };
 
 /// The largest value.
@@ -55,6 +56,7 @@ class MaxMetric final : public Metric {
 
  private:
   at::Tensor& largest_;
+  at::Tensor& count_ = add_sum("count");  // minus infinity is a value too
 };
 
 /// Quantiles with a bounded relative error and a state of a fixed size: DDSketch (Masson, Rim and Lee, 2019) with

@@ -45,12 +45,8 @@ class R2Score final : public Metric {
   at::Tensor compute() const override;
 
  private:
-  at::Tensor& count_ = add_sum("count");
-  at::Tensor& sum_;             // of the targets
-  at::Tensor& sum_of_squares_;  // of the targets
-  at::Tensor& residual_;        // sum of the squared errors
-  at::Tensor& smallest_;        // target
-  at::Tensor& largest_;         // target
+  at::Tensor& targets_;   // [parts, 1 + 2 outputs]: their number, their means, their sums of squared deviations
+  at::Tensor& residual_;  // sum of the squared errors
 };
 
 /// In decibel.

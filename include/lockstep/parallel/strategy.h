@@ -105,8 +105,9 @@ class StrategyOptimizer {
   virtual at::Tensor grad_norm() = 0;                      ///< 0-dim, on the device
   virtual void scale_grads(const at::Tensor& factor) = 0;  ///< 0-dim; clipping, unscaling, token weights
   virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit
-  virtual void set_lr(const ScheduleStep& step) = 0;       ///< learning rates = base x factor of their schedule
-  virtual double lr() const = 0;                           ///< of the first group
+  /// Learning rates = base x factor of their schedule. Throws: Error (a factor that is not finite).
+  virtual void set_lr(const ScheduleStep& step) = 0;
+  virtual double lr() const = 0;  ///< of the first group
   /// Gives each group the rate `changed(rate)`, which lasts. Where the schedule is 0 now, `changed` gets and returns
   /// the base rate.
   virtual void change_lr(const std::function<double(double rate)>& changed) = 0;
@@ -154,7 +155,7 @@ class Strategy {
   /// Call it at the end of a step. Returns the requests of all ranks, the same on every rank; each request is returned
   /// in only one step. On a CPU they belong to this step's reductions, on a GPU to those of the previous step, to avoid
   /// a wait.
-  virtual StepRequests agreed() = 0;
+  [[nodiscard]] virtual StepRequests agreed() = 0;
 
   virtual std::size_t optimizer_count() const noexcept = 0;
   /// `index`: position in the list given to prepare(). The same object for the rest of the training.

@@ -42,7 +42,7 @@ void write_safetensors(std::span<const TensorView> tensors, const std::map<std::
                        const std::function<void(std::span<const std::byte>)>& append);
 
 /// An open file. The constructor checks the whole header: no holes, overlaps, duplicate keys or trailing bytes; a
-/// header of at most 16 MiB, 100,000 tensors, 16 dimensions.
+/// header of at most 100,000,000 bytes, 1,000,000 tensors, 16 dimensions.
 class SafetensorsReader {
  public:
   /// Throws: CheckpointError naming the file and the problem.

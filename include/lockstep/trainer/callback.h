@@ -71,15 +71,19 @@ struct StageContext {
   World& world;
   const Plan& plan;
   TrainControl& control;
-  const StepResult& step;                ///< of the last step here; before one, and outside fit(): empty
-  Strategy* strategy = nullptr;          ///< inside fit()
-  const Metrics* metrics = nullptr;      ///< the same on all ranks
-  bool is_left_out = false;              ///< report: a rollback leaves out its steps, so nothing is to be decided by it
-  double save_duration_s = 0;            ///< checkpoint_saved: duration of the save, also in the background
-  const StepBatches* batches = nullptr;  ///< step_start
-  const Batch* batch = nullptr;          ///< at the starts and ends of batches: validation_batch_start, ...
-  std::int64_t batch_number = 0;         ///< the same: of the batch among those of this rank, from 1
-  const StepOutput* output = nullptr;    ///< backward_start, validation_batch_end, test_batch_end
+  const StepResult& step;            ///< of the last step here; before one, and outside fit(): empty
+  Strategy* strategy = nullptr;      ///< inside fit()
+  const Metrics* metrics = nullptr;  ///< the same on all ranks; what log() adds is there for the next callback
+  bool is_left_out = false;          ///< report, epoch_report: a rollback leaves out steps; decide nothing by it
+  /// report: false at the end of a run and on request, if a run that continues reports these means again, with more
+  /// steps. No state may depend on such a report.
+  bool ends_window = true;
+  double save_duration_s = 0;             ///< checkpoint_saved: duration of the save, also in the background
+  std::int64_t saved_step = 0;            ///< the same: of the checkpoint; below state.step after one in the background
+  const StepBatches* batches = nullptr;   ///< step_start
+  const Batch* batch = nullptr;           ///< at the starts and ends of batches: validation_batch_start, ...
+  std::int64_t batch_number = 0;          ///< the same: of the batch among those of this rank, from 1
+  const StepOutput* output = nullptr;     ///< backward_start, validation_batch_end, test_batch_end
   const NamedTensors* results = nullptr;  ///< predict_batch_end: of predict_step, on the CPU
   std::string_view error{};               ///< exception: its text
   std::string_view command{};             ///< command: its word
@@ -130,7 +134,8 @@ class Callback {
 /// For Trainer::on.
 struct OnOptions {
   /// Only at multiples of it: of completed epochs at epoch_start and epoch_end, of batches at their starts and ends,
-  /// else of completed steps, also at a report, a validation or a save. Not at stages that come once.
+  /// at checkpoint_saved of the step of the checkpoint, else of completed steps, also at a report or a validation. Not
+  /// at stages that come once.
   std::int64_t every = 1;
   /// Only if so many seconds have passed on rank 0 since it was added, or since the last call. The ranks agree on it
   /// with a small message at each of its stages, so every rank must add it. Instead of `every`. Not with is_light, and

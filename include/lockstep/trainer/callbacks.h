@@ -20,9 +20,9 @@ namespace [[gnu::visibility("default")]] lockstep {
 struct CheckpointContents;
 
 /// Stops and saves before a deadline, such as the end of a batch job. It stops when the remaining time is too short for
-/// two more steps and a save, each as long as the longest so far, also while it waits for data. run() then returns 75:
-/// the same command resumes the run. The Trainer adds one, "job_end", if the plan knows when the batch job ends.
-/// max_time_s is another limit: the training time of the run over all starts.
+/// two more steps, a validation and a save, each as long as the longest so far, also while it waits for data. run()
+/// then returns 75: the same command resumes the run. The Trainer adds one, "job_end", if the plan knows when the batch
+/// job ends. max_time_s is another limit: the training time of the run over all starts.
 class TimeLimit final : public Callback {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,18 +32,22 @@ class TimeLimit final : public Callback {
       : deadline_(deadline), name_(std::move(name)) {}
 
   std::string name() const override { return name_; }
-  std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::checkpoint_saved; }
+  std::uint32_t stages() const override {
+    return Stage::fit_start | Stage::sanity_end | Stage::step_end | Stage::validation_end | Stage::evaluation_stopped |
+           Stage::checkpoint_saved;
+  }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
 
  private:
-  Clock::duration needed() const { return 2 * longest_step_ + longest_save_; }
+  Clock::duration needed() const { return 2 * longest_step_ + longest_validation_ + longest_save_; }
 
   Clock::time_point deadline_;
   std::string name_;
-  Clock::time_point last_step_{};
+  Clock::time_point last_{};  // of on()
   Clock::duration longest_step_{};
-  Clock::duration longest_save_{};  // from the end of the step, including a validation before the save
+  Clock::duration longest_validation_{};
+  Clock::duration longest_save_{};
 };
 
 /// Settings of ReduceOnPlateau, with the names and defaults of torch.optim.lr_scheduler.ReduceLROnPlateau.
@@ -132,11 +136,11 @@ class EarlyStopping final : public Callback {
  private:
   struct Metric;
 
-  std::string find_reason() const;
+  std::string find_reason(double last) const;
 
   EarlyStoppingOptions options_;
   std::unique_ptr<Metric> metric_;
-  double last_ = 0;
+  std::optional<double> last_{};  // nullopt: nothing has been measured
   std::string reason_{};
 };
 
@@ -170,6 +174,8 @@ class WeightAverage final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.
   explicit WeightAverage(WeightAverageOptions options = {});
+  WeightAverage(const WeightAverage&) = delete;
+  WeightAverage& operator=(const WeightAverage&) = delete;
 
   std::string name() const override { return options_.name; }
   std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::fit_end; }

@@ -21,8 +21,8 @@ struct EvolutionOptions {
 /// is an ordinary training: any optimizer, clipping, micro-batches, ranks, whose estimates are averaged, and bitwise
 /// resume, as the noise comes from LibTorch's generator. `loss` returns a scalar tensor; it may read the module in any
 /// way, but must not change it. Frozen parameters get no noise. Costs 2 x pairs evaluations, and memory for three times
-/// the parameters. Throws: ConfigError (an option out of its range, no parameter that requires gradients), Error (a
-/// loss that is not a scalar).
+/// the parameters. Without gradients, as in a validation, it returns `loss` of the parameters themselves. Throws:
+/// ConfigError (an option out of its range, no parameter that requires gradients), Error (a loss that is not a scalar).
 StepOutput evolution_loss(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                           const EvolutionOptions& options = {});
 

@@ -137,6 +137,8 @@ class Profiler final : public Callback {
   /// Throws: ConfigError.
   explicit Profiler(ProfilerOptions options = {});
   ~Profiler() override;
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
 
   std::string name() const override { return options_.name; }
   std::uint32_t stages() const override {
@@ -183,7 +185,7 @@ class GradientMonitor final : public Callback {
   /// Throws: ConfigError if a group selects no parameter.
   void on(const StageContext& context) override;
   NamedTensors save() const override;
-  void load(const NamedTensors& state) override { loaded_ = state; }
+  void load(const NamedTensors& state) override { measured_ = loaded_ = state; }
 
  private:
   struct Group {
@@ -198,7 +200,7 @@ class GradientMonitor final : public Callback {
   GradientMonitorOptions options_;
   std::vector<Group> groups_{};
   std::int64_t step_ = 0;    // of the last measurement
-  NamedTensors measured_{};  // by group: [5], float64, on the device
+  NamedTensors measured_{};  // by group: [5], float64
   NamedTensors loaded_{};    // from a checkpoint, for the next fit
 };
 
@@ -218,12 +220,13 @@ class HistogramMonitor final : public Callback {
   explicit HistogramMonitor(HistogramMonitorOptions options = {});
 
   std::string name() const override { return options_.name; }
-  std::uint32_t stages() const override { return Stage::report; }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::report; }
   bool is_light() const override { return true; }
   void on(const StageContext& context) override;
 
  private:
   HistogramMonitorOptions options_;
+  std::int64_t reports_ = 0;  // of this fit, where only time makes them
 };
 
 }  // namespace lockstep

@@ -34,7 +34,7 @@ class OptimizerStep {
   /// for one without samples, which other ranks may have: `f` is not called for it, and its output has no loss. The
   /// gradients are reduced over ranks in the backward of the last one: the n-th forward since zero_grad(), for n
   /// batches.
-  StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
+  [[nodiscard]] StepOutput forward(const Batch& batch, const std::function<StepOutput(const Batch&)>& f);
 
   /// Backward of the last result of forward(), weighted by its share of the global batch.
   void backward(const StepOutput& output);
@@ -51,7 +51,7 @@ class OptimizerStep {
   /// the losses over micro-batches and ranks: with different values, the ranks would call the closure a different
   /// number of times and deadlock. Returns the means of the first evaluation over this rank's micro-batches, for
   /// Step::add().
-  StepOutput minimize(const std::function<StepOutput()>& closure);
+  [[nodiscard]] StepOutput minimize(const std::function<StepOutput()>& closure);
 
  private:
   friend class Step;
@@ -117,7 +117,8 @@ class Step {
 
   explicit Step(const Context& context);
   /// A step begins, with these batches, which must live until the next one begins. `before`: the progress without it.
-  void begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at);
+  /// `loss_factor`: of the loss of which gradients are computed (optim.loss_scaling).
+  void begin(const StepBatches& batches, const TrainState& before, const ScheduleStep& at, double loss_factor);
   /// After optimize().
   void end();
   /// Mean loss of the added outputs of this rank, gradient norms and learning rate.
@@ -138,6 +139,7 @@ class Step {
     const StepBatches* batches = nullptr;
     TrainState before{};
     ScheduleStep at{};
+    double loss_factor = 1;
     std::int64_t last_samples = 0;  // of the batch of the last forward
     at::Tensor inputs{};            // as StepResult::inputs
     at::Tensor skipped{};           // 1: an update was left out; undefined: none can be

@@ -33,8 +33,8 @@ struct TrainState {
 struct StepResult {
   at::Tensor loss{};   ///< 0-dim; this rank's mean over the step; undefined if the rank had no samples
   at::Tensor count{};  ///< 0-dim; the number by which it is a mean (StepOutput::count); undefined: the samples
-  /// 0-dim, of all parameters that were updated, before clipping; undefined without optim.max_grad_norm and
-  /// spike.policy skip.
+  /// 0-dim, of all parameters that were updated, before clipping; undefined without optim.max_grad_norm,
+  /// optim.max_grad_value and spike.policy skip.
   at::Tensor grad_norm{};
   std::vector<at::Tensor> grad_norms{};  ///< of each of several optimizers; undefined: not updated. Empty with one
   at::Tensor inputs{};  ///< 0-dim; mean square of this rank's inputs; undefined if no spikes of it are looked for, or
@@ -56,9 +56,10 @@ struct BestCheckpoint {
 /// How a fit ended, and its last values.
 struct FitResult {
   TrainState state{};
-  StopKind stop = StopKind::none;        ///< none: the limits were reached
-  std::string why{};                     ///< one line: the step at which the run ended, and the reason
-  Metrics metrics{};                     ///< the last value of every reported metric, "val_..." too
+  StopKind stop = StopKind::none;  ///< none: the limits were reached
+  std::string why{};               ///< one line: the step at which the run ended, and the reason
+  /// The last value of every reported metric, "val_..." too, except epoch and samples_per_s.
+  Metrics metrics{};
   std::optional<BestCheckpoint> best{};  ///< by checkpoint.monitor; nullopt: no such checkpoint
   double duration_s = 0;                 ///< of this fit
 };

@@ -1,7 +1,7 @@
 // lockstep/world/world.h
 //
 // Rank, world size and collectives. A World is move-only, passed by reference and never global. Callers need no special
-// case for size 1: its collectives return at once.
+// case for size 1: its collectives return at once. Only store() needs other ranks.
 //
 // Two planes: the data plane moves tensors on device(); the control plane moves host values over CPU sockets and never
 // touches the device or its stream. Only one thread may use a World, and every rank must call the collectives in the
@@ -74,7 +74,8 @@ class World {
 
   /// Collective. A second, independent world of the same ranks on the CPU for ONE background thread.
   World channel(std::string_view purpose);
-  /// A new connection to the rendezvous store with a separate key prefix. Not a collective.
+  /// A new connection to the rendezvous store with a separate key prefix. Not a collective. Throws: CommError in a
+  /// world of one rank, which has no store.
   std::unique_ptr<Store> store(std::string_view prefix) const;
 
  private:

@@ -58,6 +58,17 @@ constexpr std::array<std::string_view, 34> kKnownVariables = {
     "NVIDIA_TF32_OVERRIDE",
 };
 
+/// "GPU-(uuid),MIG-(uuid)"; the numbers of a list without UUIDs stay.
+std::string without_uuids(std::string_view visible_devices) {
+  std::vector<std::string> entries = split(visible_devices, ',');
+  for (std::string& entry : entries) {
+    if (const std::size_t kind = std::min(entry.find("GPU-"), entry.find("MIG-")); kind != std::string::npos) {
+      entry.replace(kind + 4, std::string::npos, "(uuid)");
+    }
+  }
+  return join(entries, ",");
+}
+
 int ranks_of(const FactsRequest& request, const Facts& facts) {
   const auto& identity = facts.launcher.identity;
   if (request.ranks > 0) {
@@ -133,7 +144,7 @@ LauncherFacts collect_launcher_facts(const Variables& variables) {
   });
   for (const std::string_view name : kKnownVariables) {
     if (const auto value = variables.get(name)) {
-      facts.variables.emplace_back(name, printable(*value));
+      facts.variables.emplace_back(name, printable(name == "CUDA_VISIBLE_DEVICES" ? without_uuids(*value) : *value));
     }
   }
   for (const auto& [name, value] : variables.all()) {

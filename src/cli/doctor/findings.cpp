@@ -294,7 +294,10 @@ void judge_launch(const Facts& facts, Judgement judgement) {
   }
   if (launcher.identity) {
     for (const std::string& hint : launcher.identity->hints) {
-      judgement.warn("launcher", hint, "start the program as this line says, if one rank is not intended");
+      judgement.warn("launcher", hint,
+                     launcher.identity->launcher == "lockstep"
+                         ? "start it as this line says"
+                         : "start the program as this line says, if one rank is not intended");
     }
   }
   if (!launcher.job.empty()) {

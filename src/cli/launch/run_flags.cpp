@@ -23,7 +23,6 @@ namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's
 constexpr int kMaxRanks = 1 << 16;
-constexpr std::string_view kPrefix = "PET_";
 
 constexpr FlagRow kFlags[] = {
     {"nproc-per-node", "N|N,N,...|auto|gpu|cpu",
@@ -89,7 +88,7 @@ class Parser {
   /// A flag that is not given takes its PET_ variable.
   void read_environment(const Variables& variables) {
     for (const FlagRow& flag : kFlags) {
-      const std::string name = variable_name(kPrefix, flag.name);
+      const std::string name = variable_name(kFlagVariables, flag.name);
       const auto value = variables.get(name);
       const bool off = flag.value.empty() && value == "0";
       if (value && !off && !line_.has(flag.name)) {
@@ -97,7 +96,7 @@ class Parser {
       }
     }
     for (const FlagRow& flag : kRefused) {
-      const std::string name = variable_name(kPrefix, flag.name);
+      const std::string name = variable_name(kFlagVariables, flag.name);
       if (const auto value = variables.get(name).value_or("0"); value != "0") {
         refuse(fmt::format("{}={}: not possible with lockstep run", name, printable(value)), std::string(flag.help));
       }
@@ -260,7 +259,7 @@ class Parser {
   }
 
   void read_output() {
-    if (const GivenFlag* value = given("log-dir")) {
+    if (const GivenFlag* value = given("log-dir"); value != nullptr && !value->text.empty()) {
       result_.log_dir = value->text;
       result_.tee.all = Streams::both;
     }
@@ -307,7 +306,7 @@ class Parser {
       return;
     }
     const bool any = read.all != Streams::none || !read.by_local_rank.empty();
-    if (any && given("log-dir") == nullptr) {
+    if (any && result_.log_dir.empty()) {
       refuse(fmt::format("{}: there is no directory for the files", value->label), "add --log-dir DIR");
     }
     out = std::move(read);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/base/variables.h>
@@ -13,6 +14,9 @@
 #include "cli/command_line.h"
 
 namespace lockstep {
+
+/// Prefix of the variables that may stand for flags, torchrun's too: PET_NNODES for --nnodes.
+inline constexpr std::string_view kFlagVariables = "PET_";
 
 /// The value of --nproc-per-node.
 enum class RankCount { numbers, automatic, gpu, cpu };

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +11,9 @@
 #include <lockstep/base/file_system.h>
 
 #include "base/json.h"
+#include "base/mapped.h"
 #include "base/problems.h"
+#include "base/text.h"
 #include "cli/commands.h"
 #include "report/record_comparison.h"
 
@@ -60,9 +64,31 @@ std::string to_text(const RecordComparison& result) {
   return text;
 }
 
+/// "records-1.bin, records-2.bin, records-3.bin, ..."
+std::string missing_files(const RunRecords& run) { return join_first(mapped(run.missing, record_file_name), 3); }
+
+/// A line for each run without the files of all ranks.
+std::string not_compared_text(const std::vector<RunRecords>& runs, const std::vector<std::string>& paths) {
+  std::string text;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (const std::vector<int>& ranks = runs[i].missing; !ranks.empty()) {
+      text += fmt::format("\n  not compared: {} {}, because {} has no {}", ranks.size() == 1 ? "rank" : "ranks",
+                          format_ranges(ranks), printable(paths[i]), missing_files(runs[i]));
+    }
+  }
+  return text;
+}
+
 // `lockstep compare A`
 void print_chain(FileSystem& fs, const std::string& path, bool json) {
-  const RecordChain chain = chain_of(read_run_records(fs, path));
+  const RunRecords run = read_run_records(fs, path);
+  const RecordChain chain = chain_of(run);
+  if (chain.steps == 0) {
+    throw DataError(fmt::format("{}: not all ranks have recorded its first step{}", path,
+                                run.missing.empty() ? "" : ": it has no " + missing_files(run)),
+                    "give the directory with the records-<rank>.bin of all ranks; with two runs, lockstep compare A B "
+                    "compares what both have");
+  }
   const std::string hash = fmt::format("{:016x}", chain.hash);
   fmt::print("{}\n", json ? dump_json(Json{
                                 {"format", 1}, {"steps", chain.steps}, {"last_step", chain.last_step}, {"hash", hash}})
@@ -88,7 +114,17 @@ int compare(const CommandLine& line, const Variables&) {
   }
   const std::vector<RunRecords> runs = read_all(fs, line.arguments);
   const RecordComparison result = compare_records(runs[0], runs[1]);
-  fmt::print("{}\n", line.has("json") ? dump_json(to_json(result)) : to_text(result));
+  if (line.has("json")) {
+    Json json = to_json(result);
+    std::vector<int> missing;
+    std::ranges::set_union(runs[0].missing, runs[1].missing, std::back_inserter(missing));
+    if (!missing.empty()) {
+      json["not_compared"] = std::move(missing);
+    }
+    fmt::print("{}\n", dump_json(json));
+  } else {
+    fmt::print("{}{}\n", to_text(result), not_compared_text(runs, line.arguments));
+  }
   return is_same(result) ? 0 : 1;
 }
 
@@ -105,7 +141,8 @@ const Command kCompareCommand{
         "before. With different numbers of ranks it compares epoch, global batch and parameters. With A alone it "
         "prints a hash of all steps. Equal runs with the same number of ranks have the same hash; with another number "
         "sums are rounded differently, and the hash is the same only if all sums are exact.",
-    .exit_codes = "0 all common steps are equal, 1 different or no common step, 2 usage, 65 damaged records",
+    .exit_codes =
+        "0 all common steps are equal, 1 different or no common step, 2 usage, 65 damaged or incomplete records",
     .flags = kFlags,
     .run = compare};
 

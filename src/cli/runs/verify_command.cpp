@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -61,11 +62,17 @@ struct Checked {
   bool is_weights_only = false;  // no run resumes from it
 };
 
+/// True for a checkpoint of checkpoint.weights_only or of lockstep-convert. One of a loop by hand may have no position.
+bool is_weights_only(const CheckpointDir& directory, const Manifest& manifest) {
+  return std::ranges::find(manifest.files, "optimizer.safetensors", &Manifest::File::name) == manifest.files.end() &&
+         !read_state(directory, manifest).contains(kPositionEpoch);
+}
+
 Checked check(const CheckpointDir& directory, std::int64_t step) {
   Checked checked{.step = step, .name = directory.path(step).filename().string()};
   try {
     checked.manifest = directory.verify(step);
-    checked.is_weights_only = read_state(directory, *checked.manifest).contains(kWeightsOnlyKey);
+    checked.is_weights_only = is_weights_only(directory, *checked.manifest);
   } catch (const CheckpointError& error) {
     checked.damage = printable(error.what());
   }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
@@ -24,6 +23,7 @@
 #include "cli/doctor/facts.h"
 #include "cli/doctor/findings.h"
 #include "cli/doctor/output.h"
+#include "cli/launch/run_flags.h"
 #include "cli/test/probe_launch.h"
 #include "cli/test/verdict.h"
 #include "config/field_value.h"
@@ -57,10 +57,12 @@ struct Request {
   int time_limit_s = 120;
 };
 
-/// Settings for trainings must not change the test.
+/// Settings for trainings and flags for launchers must not change the test.
 Variables without_settings(const Variables& variables) {
   auto all = variables.all();
-  std::erase_if(all, [](const auto& entry) { return entry.first.starts_with(kSettingVariables); });
+  std::erase_if(all, [](const auto& entry) {
+    return entry.first.starts_with(kSettingVariables) || entry.first.starts_with(kFlagVariables);
+  });
   return Variables(std::move(all));
 }
 

@@ -160,7 +160,7 @@ void check_batch_norm_update(const StageContext& context) {
   const at::NoGradGuard no_grad;
   const EvaluationScope without_traces(context.module, context.world.device());
   const std::vector<metrics::NamedMetric> metered = context.task->metrics();
-  const metrics::StatesKept of_training(metered);
+  const metrics::FreshStates of_update(metered);
   const LoaderPosition before = context.train->position();
   if (const Batch* batch = first_with_samples(context.train->next()); batch != nullptr) {
     try {
@@ -180,7 +180,7 @@ void update_batch_norm(const StageContext& context, std::int64_t steps) {
     return;
   }
   const std::vector<metrics::NamedMetric> metered = context.task->metrics();
-  const metrics::StatesKept of_training(metered);
+  const metrics::FreshStates of_update(metered);
   const LoaderPosition before = seek_epoch_begin(*context.train);
   for (std::int64_t done = 0; done < steps; ++done) {
     const StepBatches* step = context.train->next();

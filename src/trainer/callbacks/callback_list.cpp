@@ -36,6 +36,19 @@ std::uint32_t set_on_any_rank(std::uint32_t bits, World& world) {
   return static_cast<std::uint32_t>(at::bitwise_left_shift(set, places).sum().item<std::int64_t>());
 }
 
+// A callback may log inside a loop over the metrics of its stage. So it reads a copy, because log() extends the
+// original.
+void call_one(Callback& callback, const StageContext& context) {
+  if (context.metrics == nullptr) {
+    callback.on(context);
+    return;
+  }
+  const Metrics metrics = *context.metrics;
+  StageContext own = context;
+  own.metrics = &metrics;
+  callback.on(own);
+}
+
 void require_dense(std::string_view callback, std::string_view name, const at::Tensor& tensor) {
   const char* const found = !tensor.defined()                                     ? "an undefined tensor"
                             : tensor.is_nested()                                  ? "a nested tensor"
@@ -180,7 +193,7 @@ bool CallbackList::call(const StageContext& context) {
     if ((entry.stages & stage) != 0 && !entry.is_running) {
       const TemporaryValue running(entry.is_running, true);
       const PhaseScope phase(WorldAccess::progress(context.world), entry.name, to_string(context.stage));
-      entry.callback->on(context);
+      call_one(*entry.callback, context);
     }
   }
   if (synchronizes) {

@@ -35,7 +35,8 @@ void EarlyStopping::on(const StageContext& context) {
   }
   if (context.stage == Stage::fit_start) {
     if (context.state.step == 0) {
-      metric_->load({});  // another training of this process
+      metric_->forget();  // another training of this process
+      load({});
     }
   } else {
     if (!reason_.empty()) {
@@ -45,24 +46,24 @@ void EarlyStopping::on(const StageContext& context) {
     if (!value) {
       return;
     }
-    last_ = *value;
-    metric_->add(last_, metric_->best() + metric_->sign() * options_.min_delta);
+    last_ = value;
+    metric_->add(*value, metric_->best() + metric_->sign() * options_.min_delta);
   }
-  reason_ = metric_->is_known() ? find_reason() : std::string();  // at the start: that of a resumed run
+  reason_ = last_ ? find_reason(*last_) : std::string();  // at the start: that of a resumed run
   if (!reason_.empty()) {
     context.control.request_stop(reason_);
   }
 }
 
-std::string EarlyStopping::find_reason() const {
-  if (options_.check_finite && !std::isfinite(last_)) {
-    return fmt::format("{} is {}", options_.metric, last_);
+std::string EarlyStopping::find_reason(double last) const {
+  if (options_.check_finite && !std::isfinite(last)) {
+    return fmt::format("{} is {}", options_.metric, last);
   }
-  if (const auto& good = options_.stopping_threshold; good && metric_->is_better(last_, *good)) {
-    return fmt::format("{} {:.5g} is better than {:.5g}", options_.metric, last_, *good);
+  if (const auto& good = options_.stopping_threshold; good && metric_->is_better(last, *good)) {
+    return fmt::format("{} {:.5g} is better than {:.5g}", options_.metric, last, *good);
   }
-  if (const auto& bad = options_.divergence_threshold; bad && metric_->is_better(*bad, last_)) {
-    return fmt::format("{} {:.5g} is worse than {:.5g}", options_.metric, last_, *bad);
+  if (const auto& bad = options_.divergence_threshold; bad && metric_->is_better(*bad, last)) {
+    return fmt::format("{} {:.5g} is worse than {:.5g}", options_.metric, last, *bad);
   }
   if (metric_->bad() >= options_.patience) {
     return fmt::format("{} did not improve on {:.5g} in {}", options_.metric, metric_->best(),
@@ -73,14 +74,15 @@ std::string EarlyStopping::find_reason() const {
 
 NamedTensors EarlyStopping::save() const {
   NamedTensors state = metric_->save();
-  if (!state.empty()) {
-    state.emplace_back("last", at::scalar_tensor(last_, at::kDouble));
+  if (last_) {
+    state.emplace_back("last", at::scalar_tensor(*last_, at::kDouble));
   }
   return state;
 }
 
 void EarlyStopping::load(const NamedTensors& state) {
   metric_->load(state);
+  last_.reset();
   for (const auto& [name, value] : state) {
     if (metric_->is_known() && name == "last") {
       last_ = value.item<double>();

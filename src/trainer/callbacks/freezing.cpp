@@ -6,7 +6,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/trainer/callbacks.h>
-#include <lockstep/world/world.h>
 
 namespace lockstep {
 
@@ -25,7 +24,7 @@ void FreezeUntil::on(const StageContext& context) {
     freeze(context.module, pattern_);
   } else if (next == epoch_ || context.stage == Stage::fit_start) {
     const std::size_t count = unfreeze(context.module, pattern_);
-    if (context.stage == Stage::epoch_end && context.world.is_main()) {
+    if (context.stage == Stage::epoch_end) {
       log_info(fmt::format("epoch {} begins to train {} parameters ({})", epoch_, count, pattern_));
     }
   }

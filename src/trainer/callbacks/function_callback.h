@@ -38,15 +38,25 @@ class FunctionCallback final : public Callback {
     if (options_.every_s == 0) {
       return count_of(context) % options_.every == 0;
     }
-    // Without a time limit: another callback of the stage may keep rank 0 for any time.
+    // There is no time limit, because another callback of the stage may keep rank 0 for any time.
     return WorldAccess::any_without_timeout(context.world, context.world.is_main() && is_time());
   }
 
   bool is_time() const { return seconds_since(last_) >= options_.every_s; }
 
   static std::int64_t count_of(const StageContext& context) {
-    const bool is_of_epochs = ((Stage::epoch_start | Stage::epoch_end) & context.stage) != 0;
-    return context.batch != nullptr ? context.batch_number : is_of_epochs ? context.state.epoch : context.state.step;
+    if (context.batch != nullptr) {
+      return context.batch_number;
+    }
+    switch (context.stage) {
+      case Stage::epoch_start:
+      case Stage::epoch_end:
+        return context.state.epoch;
+      case Stage::checkpoint_saved:
+        return context.saved_step;
+      default:
+        return context.state.step;
+    }
   }
 
   std::string name_;

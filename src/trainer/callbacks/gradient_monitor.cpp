@@ -33,7 +33,7 @@ at::Tensor numbers_of(at::Tensor gradient) {
                     least.to(at::kDouble), largest.to(at::kDouble)});
 }
 
-/// Of several gradients together.
+/// The same numbers of several gradients together.
 at::Tensor numbers_together(const std::vector<at::Tensor>& all) {
   const at::Tensor rows = at::stack(all);
   return at::cat({rows.narrow(1, kElementCount, 3).sum(0), rows.narrow(1, kLeastElement, 1).amin(0),

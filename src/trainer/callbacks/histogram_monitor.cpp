@@ -18,8 +18,14 @@ HistogramMonitor::HistogramMonitor(HistogramMonitorOptions options) : options_(s
 }
 
 void HistogramMonitor::on(const StageContext& context) {
+  if (context.stage == Stage::fit_start) {
+    reports_ = 0;
+    return;
+  }
   const std::int64_t window = context.plan.config.report.every_steps;
-  if (window > 0 && context.state.step % (window * options_.every_reports) != 0) {
+  const bool is_due = window > 0 ? context.state.step % (window * options_.every_reports) == 0
+                                 : ++reports_ % options_.every_reports == 0;
+  if (!is_due) {
     return;
   }
   for (const auto& item : context.module.named_parameters()) {

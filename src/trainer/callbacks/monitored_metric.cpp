@@ -33,20 +33,17 @@ bool goes_on_without(double value, const TrainConfig& config) {
 
 }  // namespace
 
-bool is_early_report(const StageContext& context) {
-  const std::int64_t window = context.plan.config.report.every_steps;
-  return context.stage == Stage::report && (window == 0 || context.state.step % window != 0);
-}
-
 MonitoredMetric::MonitoredMetric(const char* callback, std::string name, MonitorMode mode)
     : callback_(callback), name_(std::move(name)), mode_(mode), best_(worst_value(mode)) {}
 
 std::optional<double> MonitoredMetric::find(const StageContext& context) {
   // A validation outside fit() decides nothing.
-  if (context.strategy == nullptr || context.is_left_out || is_early_report(context)) {
+  const TrainConfig& config = context.plan.config;
+  // The times of such reports differ between runs.
+  const bool is_by_time = context.stage == Stage::report && config.report.every_steps == 0;
+  if (context.strategy == nullptr || context.is_left_out || is_by_time || !context.ends_window) {
     return std::nullopt;
   }
-  const TrainConfig& config = context.plan.config;
   if (const double* value = find_metric(*context.metrics, name_)) {
     is_known_ = true;
     return goes_on_without(*value, config) ? std::nullopt : std::optional(*value);
@@ -94,7 +91,7 @@ void MonitoredMetric::load(const NamedTensors& state) {
   const auto is_of_another = [mine = key()](const auto& entry) {
     return entry.first.starts_with(kOf) && entry.first != mine;
   };
-  is_known_ = !state.empty() && std::ranges::none_of(state, is_of_another);
+  is_known_ = state.empty() ? is_known_ : std::ranges::none_of(state, is_of_another);
   best_ = worst_value(mode_);
   bad_ = 0;
   for (const auto& [name, value] : state) {

@@ -9,10 +9,6 @@
 
 namespace lockstep {
 
-/// A report before the end of its window: at the end of a run, or on request. A run that continues reports the window
-/// again, so no state may depend on it.
-bool is_early_report(const StageContext& context);
-
 /// The best value of a metric, and how many measurements since then were no better.
 class MonitoredMetric {
  public:
@@ -30,13 +26,16 @@ class MonitoredMetric {
 
   bool is_better(double value, double bound) const noexcept;
   double sign() const noexcept { return mode_ == MonitorMode::min ? -1 : 1; }  ///< a better value is in its direction
-  bool is_known() const noexcept { return is_known_; }                         ///< it has been measured
+  bool is_known() const noexcept { return is_known_; }                         ///< a report or a validation had it
   double best() const noexcept { return best_; }
   std::int64_t bad() const noexcept { return bad_; }  ///< measurements since the best one
 
-  /// {}: it has not been measured.
+  /// Another training begins.
+  void forget() noexcept { is_known_ = false; }
+  /// {}: no report and no validation had it.
   NamedTensors save() const;
-  /// Ignores other tensors. The state of another metric, or of another mode, is of no use: then nothing is known.
+  /// Ignores other tensors. The state of another metric, or of another mode, is of no use: then nothing is known. {}:
+  /// the run goes back to a time before the first measurement; later ones may still lack the metric.
   void load(const NamedTensors& state);
 
  private:

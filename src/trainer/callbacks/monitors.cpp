@@ -15,6 +15,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/optim/optimizer.h>
 
@@ -94,7 +95,7 @@ void SmoothedMetric::on(const StageContext& context) {
   if (weight > 0) {
     context.log(metric_ + "_smoothed", sum / weight);
   }
-  if (!is_early_report(context)) {
+  if (context.ends_window) {
     sum_ = sum;
     weight_ = weight;
   }
@@ -179,7 +180,7 @@ struct DeviceMonitor::Impl {
   double cpu_seconds = 0;
   std::chrono::steady_clock::time_point measured{};
 
-  /// Of one core, since the last call.
+  /// 100: one core was busy since the last call.
   double cpu_percent() {
     const auto now = std::chrono::steady_clock::now();
     const double cpu = process_seconds();
@@ -201,7 +202,7 @@ void DeviceMonitor::on(const StageContext& context) {
     }
     return;
   }
-  // What a rank does not know must not win: the largest of -value is the smallest value.
+  // A rank that does not know a value must not win. The maximum of -value is the smallest value.
   constexpr double kUnknown = -std::numeric_limits<double>::infinity();
   std::vector<std::pair<const char*, double>> largest{{"memory_mib", process_memory()}, {"cpu_percent", cpu_percent}};
   if (device.is_cuda()) {

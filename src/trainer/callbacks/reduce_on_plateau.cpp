@@ -7,7 +7,6 @@
 #include <lockstep/base/log.h>
 #include <lockstep/parallel/strategy.h>
 #include <lockstep/trainer/callbacks.h>
-#include <lockstep/world/world.h>
 
 #include "base/option_check.h"
 #include "base/text.h"
@@ -36,7 +35,7 @@ ReduceOnPlateau::ReduceOnPlateau(ReduceOnPlateauOptions options)
 
 ReduceOnPlateau::~ReduceOnPlateau() = default;
 
-// As torch.optim.lr_scheduler.ReduceLROnPlateau counts: the cooldown ends before the patience is compared.
+// The cooldown ends before the patience is compared, as in torch.optim.lr_scheduler.ReduceLROnPlateau.
 void ReduceOnPlateau::on(const StageContext& context) {
   if (context.stage == Stage::fit_end) {
     metric_->warn_if_unknown(context);
@@ -44,7 +43,8 @@ void ReduceOnPlateau::on(const StageContext& context) {
   }
   if (context.stage == Stage::fit_start) {
     if (context.state.step == 0) {
-      load({});  // another training of this process
+      metric_->forget();  // another training of this process
+      load({});
     }
     return;
   }
@@ -77,10 +77,8 @@ void ReduceOnPlateau::reduce(const StageContext& context) const {
       return lr - reduced > options_.eps ? reduced : lr;
     });
   }
-  if (context.world.is_main()) {
-    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
-                         metric_->best(), counted(metric_->bad(), "measurement"), context.strategy->optimizer().lr()));
-  }
+  log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
+                       metric_->best(), counted(metric_->bad(), "measurement"), context.strategy->optimizer().lr()));
 }
 
 NamedTensors ReduceOnPlateau::save() const {

@@ -77,7 +77,7 @@ void StageContext::log(std::string_view name, double value) const {
                                   : stage == Stage::epoch_report ? kEpochPrefix
                                                                  : std::string_view();
   const std::string full = fmt::format("{}{}", name.starts_with(prefix) ? std::string_view() : prefix, name);
-  if (log_to == metrics && find_metric(*log_to, full) != nullptr) {
+  if (metrics != nullptr && find_metric(*log_to, full) != nullptr) {
     throw Error(fmt::format("metric {} is logged, but this report has one of that name", name), "use another name");
   }
   set_metric(*log_to, full, value);

@@ -185,7 +185,7 @@ std::shared_ptr<void> WeightAverage::validation_scope() {
   return options_.in_validation && has_weights_of_fit() ? std::make_shared<ReplacedValues>(pairs()) : nullptr;
 }
 
-// Not by the buffers, into which each evaluation writes those of the main rank.
+// The buffers are not compared, because each evaluation writes those of the main rank into them.
 bool WeightAverage::has_weights_of_fit() const {
   return !at_end_ || *at_end_ == states_of(std::span(values_).first(parameter_count_));
 }

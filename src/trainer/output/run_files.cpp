@@ -10,6 +10,8 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/config/config_io.h>
 
+#include "base/paths.h"
+#include "base/report_file.h"
 #include "base/run_files.h"
 #include "base/text.h"
 #include "config/field_value.h"
@@ -31,6 +33,27 @@ std::vector<RunSetting> settings_of(const Plan& plan) {
   return settings;
 }
 
+std::string settings_toml(const Plan& plan) {
+  return config_toml(asked_config(plan)) + program_toml(plan.facts.program_values);
+}
+
+/// A user may start a run with a file of this name, which the run replaces later. It stays until then, so that a start
+/// that fails can be repeated.
+void keep_settings_of_user(FileSystem& fs, const std::filesystem::path& directory, const std::string& of_run) {
+  const std::filesystem::path file = directory / kSettingsName;
+  try {
+    if (fs.exists(directory / kEventsName)) {
+      return;  // a start of this run may have written it
+    }
+    if (const std::string text = fs.exists(file) ? read_file(fs, follow_links(file)) : of_run; text != of_run) {
+      set_aside(fs, file, fmt::format("{} was there before the run", file.string()));
+      write_file(fs, file, text);
+    }
+  } catch (const IoError& error) {
+    log_warning(fmt::format("{}; the run replaces it", error.what()));
+  }
+}
+
 /// If this rank fails, our launcher lets the command finish.
 Variables environment_of_command() {
   auto values = read_environment().all();
@@ -47,6 +70,7 @@ RunFiles::RunFiles(const Plan& plan, std::filesystem::path directory, bool on_ma
   }
   FileSystem& fs = real_file_system();
   fs.create_directories(directory_);
+  keep_settings_of_user(fs, directory_, settings_toml(plan_));
   events_ = std::make_unique<EventLog>(fs, directory_ / kEventsName);
 }
 
@@ -68,7 +92,7 @@ void RunFiles::begin(std::int64_t resume_step, std::span<const MetricSinkFactory
 
 void RunFiles::open_files(std::int64_t resume_step) {
   FileSystem& fs = real_file_system();
-  const std::string config = config_toml(asked_config(plan_)) + program_toml(plan_.facts.program_values);
+  const std::string config = settings_toml(plan_);
   try {
     remove_leftovers(fs, directory_ / kSettingsName);
     write_file(fs, directory_ / kSettingsName, config);

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// In a checkpoint. The sums of the window have no prefix.
+// Prefixes of the names in a checkpoint. The sums of the window have none.
 constexpr std::string_view kMetric = "metric.";                // states of Task::metrics
 constexpr std::string_view kWindowMetric = "window_metric.";   // the earlier ones of the window
 constexpr std::string_view kEpochMetric = "epoch_metric.";     // the earlier ones of the epoch
@@ -22,6 +22,7 @@ constexpr std::string_view kEpoch = "epoch.";                  // sums of the ep
 constexpr std::string_view kLogged = "logged.";                // in earlier steps of the window
 constexpr std::string_view kLoggedInStep = "logged_in_step.";  // in the step of the checkpoint
 constexpr std::string_view kLeftOut = "left_out";              // only if steps of the window are left out
+constexpr std::string_view kEpochLeftOut = "epoch_left_out";   // only if steps of the epoch are left out
 
 NamedTensors with_prefix(const NamedTensors& tensors, std::string_view prefix) {
   NamedTensors found;
@@ -66,14 +67,14 @@ void RunMetrics::begin(std::vector<metrics::NamedMetric> of_task) {
 }
 
 Metrics RunMetrics::values() {
-  had_left_out_ = has_left_out_;
+  had_left_out_ = window_left_out_;
   Metrics values = window_.means(world_);
   append(values, "", metrics_.values(world_, in_window_));
   return values;
 }
 
 Metrics RunMetrics::end_window() {
-  had_left_out_ = std::exchange(has_left_out_, false);
+  had_left_out_ = std::exchange(window_left_out_, false);
   Metrics values = window_.take(world_);
   append(values, "", metrics_.values(world_, in_window_));
   if (of_epochs_) {
@@ -86,15 +87,18 @@ Metrics RunMetrics::end_window() {
 }
 
 Metrics RunMetrics::end_epoch() {
+  had_left_out_ = std::exchange(epoch_left_out_, false);
   Metrics values;
   append(values, kEpochPrefix, epoch_.take(world_));
   append(values, kEpochPrefix, metrics_.values(world_, in_epoch_));
   in_window_ = metrics_.take(in_window_);
   in_epoch_.clear();
+  epoch_has_steps_ = false;
   return values;
 }
 
 void RunMetrics::forget_step() {
+  epoch_has_steps_ = true;
   for (const auto& [name, value] : logged_) {
     set_metric(logged_before_, name, value);
   }
@@ -126,8 +130,11 @@ NamedTensors RunMetrics::save() {
   }
   append(saved, kLogged, to_tensors(logged_before_));
   append(saved, kLoggedInStep, to_tensors(logged_));
-  if (has_left_out_) {
+  if (window_left_out_) {
     saved.emplace_back(kLeftOut, at::ones({1}));
+  }
+  if (of_epochs_ && epoch_left_out_) {
+    saved.emplace_back(kEpochLeftOut, at::ones({1}));
   }
   return saved;
 }
@@ -147,7 +154,8 @@ void RunMetrics::load(const NamedTensors& saved) {
   metrics_.load(with_prefix(saved, kMetric), world_);
   logged_before_ = to_metrics(with_prefix(saved, kLogged));
   logged_ = to_metrics(with_prefix(saved, kLoggedInStep));
-  has_left_out_ = find_tensor(saved, kLeftOut) != nullptr;
+  window_left_out_ = find_tensor(saved, kLeftOut) != nullptr;
+  epoch_left_out_ = find_tensor(saved, kEpochLeftOut) != nullptr;
 }
 
 bool RunMetrics::has_epoch(const NamedTensors& saved) {

@@ -35,8 +35,12 @@ class RunMetrics {
   /// True: the value that a report of this step has is of an earlier one, and of other weights.
   bool is_older(const std::string& name) const { return older_.contains(name); }
 
-  /// A rollback left out steps of the present window, whose means have them nevertheless.
-  void note_left_out_steps() noexcept { has_left_out_ = true; }
+  /// A rollback left out steps of the present epoch and, if `in_window`, of the present window. The means have them
+  /// nevertheless.
+  void note_left_out_steps(bool in_window) noexcept {
+    window_left_out_ = window_left_out_ || in_window;
+    epoch_left_out_ = epoch_left_out_ || epoch_has_steps_;
+  }
   /// The means that were taken last have such steps.
   bool have_left_out_steps() const noexcept { return had_left_out_; }
 
@@ -66,8 +70,10 @@ class RunMetrics {
   Metrics logged_before_{};  // in earlier steps of the window
   Metrics logged_{};
   std::set<std::string> older_{};  // names in the report of this step
-  bool has_left_out_ = false;      // the present window
-  bool had_left_out_ = false;      // the means that were taken last
+  bool epoch_has_steps_ = false;   // here, since its last report
+  bool window_left_out_ = false;   // the present window has left out steps
+  bool epoch_left_out_ = false;    // the present epoch has
+  bool had_left_out_ = false;      // the means that were taken last have
 };
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 #include "trainer/output/step_times.h"
 
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +9,7 @@
 
 #include "base/assertion.h"
 #include "trainer/output/time_shares.h"
+#include "world/gather_values.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -38,17 +38,15 @@ void StepTimes::report(std::int64_t step) {
     names.push_back(fmt::format("{}_ms", name));
     values.push_back(milliseconds(seconds));
   }
-  const std::size_t bytes = values.size() * sizeof(double);
-  const auto all = world_.gather({reinterpret_cast<const char*>(values.data()), bytes});
+  const std::vector<std::vector<double>> all = gather_values(world_, values);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    LOCKSTEP_ASSERT(all[rank].size() == bytes, "every rank sends its times");
-    std::memcpy(values.data(), all[rank].data(), bytes);
-    if (std::isnan(values[1])) {
+    LOCKSTEP_ASSERT(all[rank].size() == names.size(), "every rank sends its times");
+    if (std::isnan(all[rank][1])) {
       continue;
     }
     std::vector<MetricValue> row{{.name = "rank", .value = static_cast<double>(rank)}};
     for (std::size_t i = 0; i < names.size(); ++i) {
-      row.push_back({.name = names[i], .value = values[i]});
+      row.push_back({.name = names[i], .value = all[rank][i]});
     }
     files_.step_times(step, row);
   }

@@ -46,9 +46,17 @@ void Anomalies::look(const torch::nn::Module& module, std::int64_t step) {
   if (has_rolled_back(step)) {
     return;  // a save after a report that went back: nothing was trained since
   }
-  spike_ = spikes_.look(world_);
-  non_finite_ = finite_.look(module, world_);
-  parameters_finite_ = !non_finite_ || non_finite_->parameter.empty();
+  auto spike = spikes_.look(world_);
+  if (!spike_) {
+    spike_ = std::move(spike);
+  }
+  auto found = finite_.look(module, world_);
+  parameters_finite_ = !found || found->parameter.empty();
+  if (!non_finite_) {
+    non_finite_ = std::move(found);
+  }
+  tell_replaced();
+  tell_skipped(step);
 }
 
 bool Anomalies::will_roll_back() const noexcept {
@@ -56,23 +64,25 @@ bool Anomalies::will_roll_back() const noexcept {
          (spike_ && config_.spike.policy == SpikePolicy::rollback);
 }
 
-bool Anomalies::act(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window) {
+bool Anomalies::act(const RunSnapshot::Parts& run, std::int64_t step, Occasion occasion) {
   if (has_rolled_back(step)) {
     return false;
   }
-  const auto spike = std::exchange(spike_, std::nullopt);
-  const auto found = std::exchange(non_finite_, std::nullopt);
-  tell_replaced();
-  tell_skipped(step);
+  const bool may_go_back = occasion != Occasion::other_report;
+  const auto take = [&](auto& finding, bool goes_back) {
+    return may_go_back || !goes_back ? std::exchange(finding, std::nullopt) : std::nullopt;
+  };
+  const auto spike = take(spike_, config_.spike.policy == SpikePolicy::rollback);
+  const auto found = take(non_finite_, config_.optim.non_finite == NonFinitePolicy::rollback);
   if (found && act_on(*found, run, step)) {
     return true;
   }
   told_non_finite_ = told_non_finite_ && found;
   const bool put_back = spike && act_on(*spike, run, step);
-  if (const auto why = ends_window ? spikes_.take_lr_reduction() : std::nullopt) {
+  if (const auto why = occasion == Occasion::report_by_steps ? spikes_.take_lr_reduction() : std::nullopt) {
     lower_rates(*why, run.strategy, step);
   }
-  if (!put_back && !found) {
+  if (!put_back && !found && may_go_back) {
     rollbacks_in_a_row_ = 0;
     take_snapshot(run, step);
   }

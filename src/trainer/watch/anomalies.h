@@ -20,6 +20,9 @@
 
 namespace lockstep {
 
+/// When act() is called. A straight run and a resumed one have the same reports by steps, and other reports by time.
+enum class Occasion { report_by_steps, other_report, save };
+
 class Anomalies {
  public:
   Anomalies(const TrainConfig& config, World& world, RunFiles& files)
@@ -32,15 +35,18 @@ class Anomalies {
   }
   /// Records the results of a step. Does not wait for the device.
   void add(std::int64_t step, const StepResult& result, const StepBatches& batches);
-  /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps. Waits for the
+  /// Collective. Looks at the steps since the last call and at the parameters, after `step` steps. Tells which samples
+  /// were replaced and which steps were skipped; act() does the rest, perhaps after several calls. Waits for the
   /// device.
   void look(const torch::nn::Module& module, std::int64_t step);
+  /// A policy is rollback.
+  bool can_roll_back() const noexcept;
   /// act() will put the weights of before back.
   bool will_roll_back() const noexcept;
-  /// Collective. Warns of what look() has found, or puts the weights of before back. `ends_window`: at a report that a
-  /// straight run has too; only there learning rates are lowered. Returns whether weights were put back. Throws: Error
-  /// (exit 65) if the run must end.
-  bool act(const RunSnapshot::Parts& run, std::int64_t step, bool ends_window);
+  /// Collective. Warns of what look() has found, or puts the weights of before back; not at another report, after which
+  /// the next occasion does it. Learning rates are lowered only at a report by steps. Returns whether weights were put
+  /// back. Throws: Error (exit 65) if the run must end.
+  bool act(const RunSnapshot::Parts& run, std::int64_t step, Occasion occasion);
   /// The weights after this step are those of an earlier one.
   bool has_rolled_back(std::int64_t step) const noexcept { return rolled_back_at_ == step; }
   /// Of the last look().
@@ -49,7 +55,6 @@ class Anomalies {
   SpikeWatch& spikes() noexcept { return spikes_; }
 
  private:
-  bool can_roll_back() const noexcept;
   void tell_replaced();
   void tell_skipped(std::int64_t step);
   void tell_spike(const Spike& spike, bool skipped);
@@ -67,7 +72,7 @@ class Anomalies {
   RunFiles& files_;
   FiniteWatch finite_{};
   SpikeWatch spikes_;
-  std::optional<NonFinite> non_finite_{};  // of the last look()
+  std::optional<NonFinite> non_finite_{};  // the first one since act(); there may be several look() before it
   std::optional<Spike> spike_{};           // the same
   ReplacedSamples replaced_{};
   RunSnapshot snapshot_{};

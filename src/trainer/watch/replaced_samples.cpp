@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <sstream>
-#include <string>
 
-#include <fmt/format.h>
+#include "world/gather_values.h"
 
 namespace lockstep {
 
@@ -23,20 +21,14 @@ void ReplacedSamples::add(std::int64_t step, const StepBatches& batches) {
 }
 
 std::vector<ReplacedSample> ReplacedSamples::take(World& world) {
-  std::string text;
-  for (const ReplacedSample& one : mine_) {
-    text += fmt::format("{} {} {} ", one.step, one.sample, one.by);
+  for (ReplacedSample& one : mine_) {
+    one.rank = world.rank();
+  }
+  std::vector<ReplacedSample> all;
+  for (const std::vector<ReplacedSample>& of_rank : gather_values(world, mine_)) {
+    all.insert(all.end(), of_rank.begin(), of_rank.end());
   }
   mine_.clear();
-  std::vector<ReplacedSample> all;
-  int rank = 0;
-  for (const std::string& of_rank : world.gather(text)) {
-    std::istringstream numbers(of_rank);
-    for (ReplacedSample one{.rank = rank}; numbers >> one.step >> one.sample >> one.by;) {
-      all.push_back(one);
-    }
-    ++rank;
-  }
   std::ranges::stable_sort(all, {}, &ReplacedSample::step);
   return all;
 }

@@ -32,6 +32,8 @@ class RunSnapshot {
   std::optional<std::int64_t> step() const noexcept { return step_; }
 
  private:
+  NamedTensors callbacks_of_rank_0(World& world) const;
+
   std::optional<std::int64_t> step_{};
   NamedTensors module_{};
   NamedTensors optimizer_{};

@@ -4,17 +4,16 @@
 #include <cmath>
 #include <iterator>
 #include <numeric>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include "trainer/times_count.h"
+#include "world/gather_values.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -139,7 +138,6 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
     }
     return at::stack(values);
   };
-  const bool has_norms = norms_.front().defined();
   const at::Tensor weights = stacked(counts_) + at::tensor(samples_, at::kDouble).to(world.device());
   std::vector<at::Tensor> rows{stacked(losses_), weights};
   if (config_.inputs) {
@@ -170,7 +168,7 @@ std::optional<Spike> SpikeWatch::first_spike(World& world) {
       check("inputs", std::min(std::sqrt(inputs[i] / all_samples_[i]), kLargestInput), i);  // NaN stays
     }
     check("loss", loss[i] / weight[i], i);
-    if (has_norms) {
+    if (norms_[i].defined()) {  // on all ranks or on none
       check("grad_norm", norm[i], i);
     }
   }
@@ -207,17 +205,19 @@ void SpikeWatch::name_samples(const std::vector<Spike*>& spikes, World& world) c
   if (spikes.empty()) {
     return;
   }
-  std::string mine;  // a line per spike
-  for (const Spike* spike : spikes) {
-    mine += fmt::format("{}\n", fmt::join(ids_[static_cast<std::size_t>(spike->step - begin_)], " "));
+  struct Sample {
+    std::size_t spike;
+    std::int64_t id;
+  };
+  std::vector<Sample> mine;
+  for (std::size_t i = 0; i < spikes.size(); ++i) {
+    for (const std::int64_t id : ids_[static_cast<std::size_t>(spikes[i]->step - begin_)]) {
+      mine.push_back({i, id});
+    }
   }
-  for (const std::string& of_rank : world.gather(mine)) {
-    std::istringstream lines(of_rank);
-    for (Spike* spike : spikes) {
-      std::string line;
-      std::getline(lines, line);
-      std::istringstream words(line);
-      std::copy(std::istream_iterator<std::int64_t>(words), {}, std::back_inserter(spike->ids));
+  for (const std::vector<Sample>& of_rank : gather_values(world, mine)) {
+    for (const Sample& sample : of_rank) {
+      spikes[sample.spike]->ids.push_back(sample.id);
     }
   }
 }

@@ -85,7 +85,7 @@ class SpikeWatch {
   // Without gate_, else empty.
   std::vector<at::Tensor> losses_{};  // 0-dim, this rank's sum over its counts or samples; undefined: none
   std::vector<at::Tensor> counts_{};  // 0-dim, of this rank; undefined: samples are counted
-  std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed
+  std::vector<at::Tensor> norms_{};   // 0-dim; undefined: not computed, as in a step without an update
   std::vector<double> samples_{};     // of this rank; 0: it has a count instead
   // With spike.inputs, else empty.
   std::vector<at::Tensor> inputs_{};   // 0-dim, this rank's mean square x its samples; undefined: none

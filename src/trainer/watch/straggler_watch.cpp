@@ -172,7 +172,7 @@ std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wal
   return {};
 }
 
-// Of a single cost, or of none, there is no mean: it is zero.
+// It is zero with fewer than two costs: without the slowest one, nothing is left.
 StepCost StragglerWatch::mean_without_slowest() const {
   StepCost mean;
   if (costs_ < 2) {

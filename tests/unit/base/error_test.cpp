@@ -1,6 +1,8 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +11,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/assertion.h"
+#include "base/exception_text.h"
 
 namespace lockstep {
 namespace {
@@ -61,6 +64,31 @@ TEST(ErrorText, NamesTheCausesOfANestedException) {
   EXPECT_EQ(text_of(ConfigError(std::vector<Problem>{{"--lr x", "use 0.1"}, {"--seed -1", ""}})),
             "error: --lr x\n  hint: use 0.1\nerror: --seed -1\n"
             "caused by cannot read x.bin: caused by unknown exception of type int");
+}
+
+TEST(ErrorText, ShowsATextThatWasThrown) {
+  const auto text_of = [](const auto& thrown) {
+    try {
+      throw thrown;
+    } catch (...) {
+      return current_exception_text();
+    }
+  };
+  EXPECT_EQ(text_of(std::string("no image")), "std::string: no image");
+  EXPECT_EQ(text_of(static_cast<const char*>("no image")), "const char*: no image");
+  EXPECT_EQ(text_of(static_cast<const char*>(nullptr)), "const char*: null");
+  EXPECT_EQ(text_of(42), "unknown exception of type int");
+}
+
+// A copy that threw while an exception is thrown would end the process.
+TEST(Errors, AreCopiedWithoutAnException) {
+  EXPECT_TRUE(std::is_nothrow_copy_constructible_v<Error>);
+  EXPECT_TRUE(std::is_nothrow_copy_constructible_v<ConfigError>);
+  const ConfigError error(std::vector<Problem>{{"--lr x", "use 0.1"}});
+  ConfigError moved = error;
+  const ConfigError copy = std::move(moved);
+  EXPECT_EQ(moved.problems().front().what, "--lr x");  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(copy.hint(), "use 0.1");
 }
 
 // Such as an object that is nested, but was made outside of a handler.

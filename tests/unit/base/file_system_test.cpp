@@ -257,7 +257,7 @@ TEST(RealFileSystem, LeavesPermissionsToTheUmask) {
     fs.create(top / "file");
     fs.open_append(top / "log");
     std::string owner;
-    fs.try_lock(top / "lock", "", owner);
+    const auto lock = fs.try_lock(top / "lock", "", owner);
     ::umask(old);
     EXPECT_EQ(mode_of(top / "run"), 0777U & ~mask);
     EXPECT_EQ(mode_of(top / "run/checkpoints"), 0777U & ~mask);

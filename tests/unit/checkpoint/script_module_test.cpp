@@ -52,7 +52,7 @@ TEST_F(ScriptModules, ComputeWithTheTensorsThatTheModuleShows) {
   net->named_parameters()["b.weight"].zero_();
   net->named_parameters()["b.bias"].fill_(7);
   EXPECT_TRUE(at::equal(net->forward(input_), at::full({8, 1}, 7.0F)));
-  EXPECT_TRUE(at::equal(net->forward(std::vector<c10::IValue>{input_}).toTensor(), at::full({8, 1}, 7.0F)));
+  EXPECT_TRUE(at::equal(net->call({input_}).toTensor(), at::full({8, 1}, 7.0F)));
 }
 
 TEST_F(ScriptModules, HaveTheModeOfEachPart) {
@@ -138,6 +138,17 @@ TEST_F(ScriptModules, WithoutAModeCanBeEvaluated) {
   ScriptModule net(frozen);
   net.eval();
   EXPECT_TRUE(at::equal(net.forward(input_), -input_));
+}
+
+TEST_F(ScriptModules, ReturnWhatIsNoTensorFromCall) {
+  torch::jit::Module pair("Pair");
+  pair.define("def forward(self, x: Tensor) -> Tuple[Tensor, int]:\n  return torch.neg(x), 3\n");
+  ScriptModule net(pair);
+  const auto result = net.call({input_}).toTuple();
+  EXPECT_TRUE(at::equal(result->elements()[0].toTensor(), -input_));
+  EXPECT_EQ(result->elements()[1].toInt(), 3);
+  EXPECT_THAT(message_of([&] { net.forward({input_}); }),
+              HasSubstr("the model returned a Tuple, expected a tensor | use call({input})"));
 }
 
 TEST_F(ScriptModules, RefuseOtherFiles) {

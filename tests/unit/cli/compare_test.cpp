@@ -108,6 +108,27 @@ TEST_F(Compare, PrintsTheHashOfOneRun) {
   EXPECT_NE(run_program({LOCKSTEP_CLI, "compare", run("d", 2.0, 100)}).out, one.out);
 }
 
+TEST_F(Compare, NamesTheRanksWhoseFilesAreMissing) {
+  const std::string a = run("a", 2.0);
+  const std::string b = run("b", 2.5);
+  std::filesystem::remove(std::filesystem::path(b) / record_file_name(1));
+  const auto partly = compare(a, b);
+  EXPECT_EQ(partly.code, 0);
+  EXPECT_EQ(partly.out, "same: 5 steps, 1 to 5\n  not compared: rank 1, because " + b + " has no records-1.bin\n");
+  const Json json = parse_json(run_program({LOCKSTEP_CLI, "compare", "--json", a, b}).out);
+  EXPECT_EQ(json["not_compared"], Json::array({1}));
+
+  const auto alone = run_program({LOCKSTEP_CLI, "compare", b});
+  EXPECT_EQ(alone.code, 65);
+  EXPECT_EQ(alone.out, "");
+  EXPECT_THAT(alone.err, HasSubstr(b + ": not all ranks have recorded its first step: it has no records-1.bin\n"));
+  const std::string file = b + "/" + record_file_name(0);
+  const auto one_file = run_program({LOCKSTEP_CLI, "compare", file});
+  EXPECT_EQ(one_file.code, 65);
+  EXPECT_THAT(one_file.err, HasSubstr(file + ": not all ranks have recorded its first step\n"));
+  EXPECT_EQ(compare(a + "/" + record_file_name(0), file).out, "same: 5 steps, 1 to 5\n") << "as asked";
+}
+
 TEST_F(Compare, RejectsInvalidArguments) {
   const std::string a = run("a", 2.0);
   EXPECT_EQ(compare(a, (temp_.path() / "missing").string()).code, 2);

@@ -207,6 +207,19 @@ TEST(System, PrintsFactsAndNoUnknownVariables) {
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "system", "--help"}).code, 0);
 }
 
+TEST(System, LeavesOutTheUuidsOfVisibleGpus) {
+  const auto shown = [](const std::string& visible) {
+    const Process::Environment extra{{"CUDA_VISIBLE_DEVICES", visible}};
+    const Process::Result text = run_program({LOCKSTEP_CLI, "system"}, extra);
+    EXPECT_THAT(text.out, Not(HasSubstr("1234abcd")));
+    return parse_json(run_program({LOCKSTEP_CLI, "system", "--json"}, extra).out)["variables"]["CUDA_VISIBLE_DEVICES"];
+  };
+  EXPECT_EQ(shown("GPU-1234abcd-0000-1111-2222-333344445555,GPU-1234abcd"), "GPU-(uuid),GPU-(uuid)");
+  EXPECT_EQ(shown("MIG-1234abcd-0000-1111-2222-333344445555"), "MIG-(uuid)");
+  EXPECT_EQ(shown("MIG-GPU-1234abcd-0000-1111-2222-333344445555/1/0"), "MIG-(uuid)");
+  EXPECT_EQ(shown("0,3"), "0,3") << "the control";
+}
+
 TEST(DoctorFacts, HaveTheLauncherAndItsJob) {
   const LauncherFacts task = collect_launcher_facts(Variables(recorded("srun_N2_n4_task3")));
   EXPECT_THAT(task.problems, IsEmpty());

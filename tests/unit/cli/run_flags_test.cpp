@@ -1,5 +1,6 @@
 #include "cli/launch/run_flags.h"
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -99,6 +100,16 @@ TEST(RunFlags, ReadsStreams) {
   EXPECT_EQ(flags.redirects.of(2), Streams::none);
   EXPECT_EQ(flags.tee.of(7), Streams::both);
   EXPECT_EQ(flags.shown_local_ranks, (std::set<int>{0, 2}));
+}
+
+TEST(RunFlags, TakesAnEmptyLogDirAsNone) {
+  const std::map<std::string, std::string, std::less<>> empty{{"PET_LOG_DIR", ""}};
+  for (const RunFlags& flags : {parse("--log-dir= train"), parse("train", Variables(empty))}) {
+    EXPECT_EQ(flags.log_dir, "");
+    EXPECT_EQ(flags.tee.of(0), Streams::none);
+  }
+  EXPECT_THAT(problems_of("--log-dir= --redirects 1 train"),
+              testing::Contains(HasSubstr("there is no directory for the files")));
 }
 
 TEST(RunFlags, ReportsAllProblems) {

@@ -540,6 +540,27 @@ TEST_F(DrawnReport, NamesEachLineOfAFlatCurve) {
   }
 }
 
+TEST_F(DrawnReport, CountsNoTimeBackwardsIfTheClockWasSetBack) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  run.rows(0, 20);
+  std::string events;
+  for (const auto& [time, event] : {std::pair("10:00:00", "start"),
+                                    {"10:01:40", "end"},
+                                    {"12:00:00", "start"},
+                                    {"11:00:00", "end"},
+                                    {"11:30:00", "start"},
+                                    {"11:31:40", "end"}}) {
+    events += fmt::format(R"({{"v":1,"time":"2026-11-21T{}.000Z","event":"{}"}})", time, event) + "\n";
+  }
+  write_text(run.path() / "events.jsonl", events);
+  const auto page = temp.path() / "page.html";
+  write_text(page, report_page(std::vector{read(run)}, 0));
+  const std::string drawn = draw(page, "", {"--window-size=1280,3000", "--virtual-time-budget=2000"}).out;
+  EXPECT_THAT(drawn, HasSubstr(">a: 3 min 20 s of training in 3 attempts<"));
+  EXPECT_THAT(drawn, AllOf(HasSubstr(">+1 h 58 min<"), HasSubstr(">+0 s<")));
+}
+
 // page_layout.js looks for text outside of its box, parts that scroll sideways, labels over each other, charts without
 // a curve and too little contrast.
 TEST_F(DrawnReport, FitsAPhoneAndADeskLightAndDark) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <arpa/inet.h>
@@ -18,6 +19,7 @@
 #include "base/descriptor.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "supervise/process_state.h"
 #include "support/loud_lines.h"
 #include "support/presence.h"
 #include "support/process.h"
@@ -113,17 +115,21 @@ TEST(Run, NeedsEnoughOpenFiles) {  // O3
 }
 
 TEST(Run, SaysThatNoMoreProcessesAreAllowed) {  // O6
-  const Words limited{"setpriv", "--reuid=64999", "--regid=64999", "--clear-groups", "prlimit", "--nproc=4"};
-  const auto limited_run = [&](Words words) {
-    words.insert(words.begin(), limited.begin(), limited.end());
-    return run_program(words);
+  const auto limited_run = [](int limit, const Words& words) {
+    Words limited{"setpriv", "--reuid=64999", "--regid=64999", "--clear-groups", "prlimit"};
+    limited.push_back(fmt::format("--nproc={}", limit));
+    limited.insert(limited.end(), words.begin(), words.end());
+    return run_program(limited);
   };
   LOCKSTEP_REQUIRE(
-      Requirements().that(limited_run({"true"}).code == 0,
+      Requirements().that(limited_run(4, {"true"}).code == 0,
                           "not root, for whom there is no limit, or no setpriv and prlimit to be another"));
-  const auto result = limited_run({LOCKSTEP_CLI, "run", "--nproc-per-node", "8", "sleep", "1000"});
-  EXPECT_EQ(result.code, 126) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("Resource temporarily unavailable"));
+  for (const auto& [limit, refused] : {std::pair(1, "fork"), {2, "thread"}, {4, "fork"}}) {
+    const auto result = limited_run(limit, {LOCKSTEP_CLI, "run", "--nproc-per-node", "8", "sleep", "1000"});
+    EXPECT_EQ(result.code, 126) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(fmt::format("{}: Resource temporarily unavailable\n", refused)));
+    EXPECT_THAT(result.err, HasSubstr("hint: check the limits on processes, threads and memory"));
+  }
 }
 
 TEST(Run, BelievesTheExitCodeOfAnyProgram) {
@@ -336,6 +342,12 @@ TEST(RunOutput, GoesWhereItWasSent) {
   EXPECT_FALSE(std::filesystem::exists(logs / "job/attempt_0/rank_1.log"));
 }
 
+TEST(RunOutput, OfAnEmptyLogDirIsInNoFile) {
+  const TempDir directory;
+  EXPECT_EQ(run_program({LOCKSTEP_CLI, "run", "--log-dir", "", "--", "true"}, {}, directory.path().string()).code, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
 TEST(RunOutput, TheMainRanksReportIsInItsFileToo) {
   const TempDir directory;
   const auto result = run_program(run({"--log-dir", directory.path(), "--rdzv-id", "job"}, {"print"}));
@@ -368,6 +380,52 @@ TEST(Orphans, EndThoughTheyThrewTheirEnvironmentAway) {
   const auto daemons = numbers_after(result.out, "daemon ");
   ASSERT_EQ(daemons.size(), 2U);
   EXPECT_TRUE(Process::gone(daemons, 0ms));
+}
+
+// Slurm gives a job the environment of the process that has submitted it.
+TEST(Orphans, OfAnotherBatchJobAreNoOrphans) {
+  for (const std::string own : {"", "1"}) {  // the job of the launcher
+    const TempDir directory;
+    const auto file = directory.path() / "id";
+    const std::string script = "echo $LOCKSTEP_LAUNCH_ID >\"$0\"; echo written; exec sleep 1000";
+    Process launcher({LOCKSTEP_CLI, "run", "--", "sh", "-c", script, file.string()},
+                     {{"SLURM_JOB_ID", own}, {"LSB_JOBID", ""}, {"PBS_JOBID", ""}});
+    ASSERT_TRUE(launcher.wait_for("written")) << launcher.err();
+    const auto start = [&](const std::string& job) {
+      const std::string id = read_text(file);
+      auto process = std::make_unique<Process>(
+          Words{"env", "-i", "LOCKSTEP_LAUNCH_ID=" + id.substr(0, id.find('\n')), job, "sleep", "1000"});
+      while (Process::name_of(process->pid()) != "sleep") {  // before, it has the environment of this test
+        std::this_thread::sleep_for(1ms);
+      }
+      return process;
+    };
+    const auto submitted = start("SLURM_JOB_ID=2");
+    const auto daemon = start("OTHER=1");
+    launcher.signal(SIGTERM);
+    launcher.wait();
+    EXPECT_EQ(daemon->wait().code, 128 + SIGKILL);
+    EXPECT_FALSE(submitted->ended_within(100ms)) << "it is not of this launch";
+  }
+}
+
+// As in `setup & exec lockstep run ...`: the launcher has a child that nobody waits for.
+TEST(Orphans, AreReapedBehindAChildOfTheScript) {
+  const std::string rank =
+      "for i in 1 2 3 4 5 6; do (setsid sleep 0.6 &); done; sleep 1.2; echo ended; exec sleep 1000";
+  Process launcher({"sh", "-c", "sleep 0.3 & exec \"$0\" run -- sh -c \"$1\"", LOCKSTEP_CLI, rank});
+  ASSERT_TRUE(launcher.wait_for("ended")) << launcher.err();
+  const auto zombies = [&] {
+    return std::ranges::count_if(Process::children_of(launcher.pid()),
+                                 [](pid_t child) { return read_process_state(child).state == 'Z'; });
+  };
+  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  while (zombies() != 1 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(zombies(), 1) << "the child of the script";
+  launcher.signal(SIGTERM);
+  launcher.wait();
 }
 
 pid_t watcher_of(pid_t launcher) {

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +22,9 @@ class Verify : public testing::Test {
  protected:
   Verify() {
     for (const std::int64_t step : {500, 900}) {
-      save(checkpoints_, step, sample_contents(step));
+      Contents contents = sample_contents(step);
+      contents["state.json"] = fmt::format(R"({{"step":{},"position.epoch":"0"}})", step);
+      save(checkpoints_, step, contents);
     }
   }
 
@@ -44,20 +47,20 @@ TEST_F(Verify, ReportsValidCheckpoints) {
     const auto result = verify(path);
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_EQ(result.out,
-              "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n"
-              "step-0000000900: valid, 84 B in 3 files, run digits, restart 2\n"
+              "step-0000000500: valid, 93 B in 3 files, run digits, restart 2\n"
+              "step-0000000900: valid, 93 B in 3 files, run digits, restart 2\n"
               "a run resumes from step 900\n");
   }
   std::filesystem::create_directory_symlink("step-0000000500", directory_ / "best");
   for (const char* name : {"step-0000000500/", "best"}) {
     const auto one = verify(directory_ / name);
-    EXPECT_EQ(one.out, "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n") << name;
+    EXPECT_EQ(one.out, "step-0000000500: valid, 93 B in 3 files, run digits, restart 2\n") << name;
     EXPECT_EQ(one.code, 0) << name;
   }
 }
 
 TEST_F(Verify, KnowsTheCheckpointFromItsInside) {
-  const std::string valid = "step-0000000500: valid, 84 B in 3 files, run digits, restart 2\n";
+  const std::string valid = "step-0000000500: valid, 93 B in 3 files, run digits, restart 2\n";
   const std::string inside = (directory_ / "step-0000000500").string();
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", "."}, {}, inside).out, valid);
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", inside + "/."}).out, valid);
@@ -106,7 +109,7 @@ TEST_F(Verify, AnswersInJson) {
                            {{{"name", "step-0000000500"},
                              {"step", 500},
                              {"valid", true},
-                             {"bytes", 84},
+                             {"bytes", 93},
                              {"files", 3},
                              {"run_id", "digits"},
                              {"restart", 2}},
@@ -119,9 +122,12 @@ TEST_F(Verify, AnswersInJson) {
 }
 
 TEST_F(Verify, SaysThatNoRunResumesFromWeightsAlone) {
-  save(checkpoints_, 950, {{"state.json", R"({"format": 1, "weights_only": "true"})"}});
-  EXPECT_THAT(verify(temp_.path()).out, HasSubstr("run digits, restart 2, only weights\n"
-                                                  "no run resumes from step 950, which holds only weights\n"));
+  for (const char* state : {R"({"format": 1, "weights_only": "true"})",  // of checkpoint.weights_only
+                            R"({"format": 1, "data_order": 1, "world_size": 1, "epoch": "3"})"}) {  // converted
+    save(checkpoints_, 950, {{"state.json", state}});
+    EXPECT_THAT(verify(temp_.path()).out, HasSubstr("run digits, restart 2, only weights\n"
+                                                    "no run resumes from step 950, which holds only weights\n"));
+  }
   const auto result = run_program({LOCKSTEP_CLI, "verify", "--json", temp_.path().string()});
   Json json = parse_json(result.out);
   EXPECT_EQ(json["checkpoints"].back()["weights_only"], true);

@@ -1,6 +1,9 @@
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -12,6 +15,7 @@
 #include "config/command_tokens.h"
 #include "config/field_value.h"
 #include "config/foreign_names.h"
+#include "config/invocation.h"
 #include "config/setting_form.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -59,6 +63,23 @@ TEST(ParseInvocation, SetsEveryTypeOfField) {
   EXPECT_EQ(config.data.workers, 0);
   EXPECT_EQ(config.nprocs, 2);
   EXPECT_EQ(invocation.origins.at("optim.lr"), "flag");
+}
+
+TEST(ParseInvocation, OfARankTakesTheTextThatItsLauncherHasRead) {
+  const TempDir dir;
+  const std::string file = (dir.path() / "x.toml").string();
+  const std::vector<std::string> args{"--config", file};
+  const auto epochs = [&](std::optional<std::string>& text) {
+    return parse_invocation({}, args, Variables(), {}, text).config.max_epochs;
+  };
+  std::optional<std::string> text;
+  std::ofstream(file) << "max_epochs = 7\n";
+  EXPECT_EQ(epochs(text), 7);
+  EXPECT_EQ(text, "max_epochs = 7\n");
+  std::ofstream(file) << "max_epochs = 8\n";
+  EXPECT_EQ(epochs(text), 7);
+  std::optional<std::string> none;
+  EXPECT_EQ(epochs(none), 8);
 }
 
 // A config.toml of another run contains that run's directory.

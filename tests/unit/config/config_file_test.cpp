@@ -521,6 +521,16 @@ TEST_F(ConfigFile, RoundTripsEveryValue) {
   EXPECT_EQ(std::get<std::string>(run_name->value), config.run_name);
 }
 
+// Its name may be that of another curve, or of none.
+TEST_F(ConfigFile, LeavesOutAScheduleThatIsAFunction) {
+  TrainConfig config;
+  config.optim.schedule = LrSchedule("cosine", [](const ScheduleStep&) { return 0.5; });
+  const std::string text = config_toml(config);
+  EXPECT_THAT(text, HasSubstr("# schedule = \"cosine\": a function of the program\n"));
+  const std::vector<std::string> args{"--config", write("run.toml", text)};
+  EXPECT_TRUE(parse_invocation(config, args, {}).config.optim.schedule.is_function());
+}
+
 TEST(ParseConfigToml, RefusesWhatItsParserDoesNotExpect) {
   const std::pair<std::string, const char*> cases[] = {
       {"seed = 1\n\u00e9 = 1\n", "a.toml:2: found a character that is not ASCII"},

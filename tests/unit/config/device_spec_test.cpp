@@ -26,6 +26,11 @@ static_assert(std::is_constructible_v<DeviceSpec, int>);
 static_assert(std::is_convertible_v<int, DeviceSpec> && std::is_convertible_v<const char*, DeviceSpec>);
 static_assert(std::is_convertible_v<std::vector<int>, DeviceSpec>);
 
+// A loop over what a temporary has must not outlive it.
+static_assert(!std::is_reference_v<decltype(DeviceSpec("2").problems())>);
+static_assert(!std::is_reference_v<decltype(DeviceSpec("2").indices())>);
+static_assert(!std::is_reference_v<decltype(DeviceSpec("2").text())>);
+
 template <class T>
 concept BracedAs = requires(T value) {
   DeviceSpec{value};

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <type_traits>
 
 #include <gmock/gmock.h>
 
@@ -8,6 +9,10 @@ namespace lockstep {
 namespace {
 
 using testing::HasSubstr;
+
+// A loop over what a temporary has must not outlive it.
+static_assert(!std::is_reference_v<decltype(LrSchedule("cosine").problems())>);
+static_assert(!std::is_reference_v<decltype(LrSchedule("cosine").text())>);
 
 constexpr ScheduleStep kRun{.total_steps = 100, .steps_per_epoch = 10};
 
@@ -98,6 +103,8 @@ TEST(LrSchedule, CountsEpochsThatHadOtherLengths) {
 TEST(LrSchedule, TakesAFunction) {
   const LrSchedule own("halves", [](const ScheduleStep& at) { return at.step < 2 ? 1 : 0.5; });
   EXPECT_EQ(own.text(), "halves");
+  EXPECT_TRUE(own.is_function());
+  EXPECT_FALSE(LrSchedule("cosine").is_function());
   expect_factors(own, {{0, 1}, {1, 1}, {2, 0.5}});
   EXPECT_FALSE(LrSchedule("", [](const ScheduleStep&) { return 1.0; }).problems().empty());
   EXPECT_FALSE(LrSchedule("nothing", nullptr).problems().empty());

@@ -232,6 +232,19 @@ TEST(CombinedLoader, MayBeCombinedAgain) {
   EXPECT_EQ(take(all), step);
 }
 
+TEST(CombinedLoader, NumbersAllLoadersThrough) {
+  World world = World::single(c10::kCPU);
+  DataLoader a = loader_of(100, 2, 2, world);
+  DataLoader b = loader_of(200, 2, 2, world);
+  DataLoader c = loader_of(300, 4, 2, world);
+  DataLoader d = loader_of(400, 4, 2, world);
+  CombinedLoader bc({borrowed(b), borrowed(c)}, CombineMode::max_size);
+  CombinedLoader abc({borrowed(a), borrowed(bc)}, CombineMode::max_size);
+  CombinedLoader all({borrowed(abc), borrowed(d)}, CombineMode::max_size);
+  EXPECT_EQ(take(all).loaders, (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(take(all).loaders, (std::vector<std::size_t>{2, 3})) << "a and b have ended";
+}
+
 // As a single loader: with drop_last and the larger batch no whole step is left.
 TEST(CombinedLoader, EndsTheEpochThatIsOverWithAnotherGlobalBatch) {
   World world = World::single(c10::kCPU);

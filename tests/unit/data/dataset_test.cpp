@@ -264,12 +264,18 @@ TEST(Subset, RenumbersAndKeepsTheSeedOfTheSample) {
 
 TEST(Subset, RejectsInvalidIds) {
   const auto whole = tensor_dataset(at::ones({10}));
-  EXPECT_EQ(message_of<DataError>([&] { subset(whole, {9, 10}); }), "subset: found sample id 10, expected 0 to 9");
+  EXPECT_EQ(message_of<DataError>([&] {
+              static_cast<void>(subset(whole, {9, 10}));
+            }),
+            "subset: found sample id 10, expected 0 to 9");
+  EXPECT_EQ(message_of<DataError>([&] { static_cast<void>(subset(subset(whole, {}), {0})); }),
+            "subset: found sample id 0, and the data set is empty");
   EXPECT_EQ(message_of<DataError>([&] {
               subset(whole, {9, 2})->get(Ids{2}, {});
             }),
             "subset: found sample id 2, expected 0 to 1");
-  EXPECT_THAT(message_of<DataError>([] { subset(nullptr, {}); }), HasSubstr("subset: the data set is null"));
+  EXPECT_THAT(message_of<DataError>([] { static_cast<void>(subset(nullptr, {})); }),
+              HasSubstr("subset: the data set is null"));
 }
 
 }  // namespace

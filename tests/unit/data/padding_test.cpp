@@ -145,7 +145,7 @@ TEST(Padding, NamesWhatCannotBePadded) {
 }
 
 TEST(Padding, RejectsInvalidPaddingsTogether) {
-  EXPECT_THAT(message_of([] { padded(nullptr, {}); }), StartsWith("padded: the data set is null"));
+  EXPECT_THAT(message_of([] { static_cast<void>(padded(nullptr, {})); }), StartsWith("padded: the data set is null"));
   const std::vector<Padding> wrong = {{.multiple_of = 0, .mask = "mask"}, {.dimension = 1, .value = 2, .mask = "mask"}};
   const auto start = [](std::int64_t, int, int) -> SampleSource { return {}; };
   for (const bool stream : {false, true}) {

@@ -429,9 +429,13 @@ TEST_F(ChangingBatch, IsTold) {
 }
 
 // Else two validations could not be compared.
-TEST(ReloadedLoader, StaysAtItsFirstLoaderInValidations) {
+TEST(ReloadedLoader, StaysAtItsFirstLoaderInValidationsAndPredictions) {
+  class Echo final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input}}; }
+  };
   Session session = Session::single(in_memory({.max_epochs = 3, .batch_size = 4}));
-  TinyTask task;
+  Echo task;
   DataLoader data(tiny_data(8), session.plan.loader, session.world);
   std::vector<std::int64_t> made;
   ReloadedLoader validation(
@@ -445,6 +449,10 @@ TEST(ReloadedLoader, StaysAtItsFirstLoaderInValidations) {
   trainer.on(Stage::validation_end, [&](const StageContext&) { ++validations; });
   trainer.fit(task, data, &validation);
   EXPECT_EQ(validations, 3);
+  const TempDir dir;
+  for (int times = 0; times < 2; ++times) {  // the second one finds the first
+    trainer.predict(task, validation, dir.path() / "out");
+  }
   EXPECT_THAT(made, testing::ElementsAre(0));
 }
 

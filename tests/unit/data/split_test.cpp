@@ -73,6 +73,10 @@ TEST(Split, RejectsInvalidSplitsOnAllRanks) {
   };
   EXPECT_THAT(message(4), HasSubstr("0 of 4 samples are for validation, expected 1 to 3"));
   EXPECT_THAT(message(4, {.count = 4}), HasSubstr("4 of 4 samples"));
+  EXPECT_EQ(message(1),
+            "split: the data set has 1 sample, expected 2 or more | one part of the data is for training, the other "
+            "for validation");
+  EXPECT_THAT(message(0), HasSubstr("split: the data set has 0 samples, expected 2 or more"));
   EXPECT_EQ(message(40), "no error");
   EXPECT_THAT(message(41), HasSubstr("is the split of other data: found '40 samples"));
   std::ofstream(file) << "{}";

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@
 #include "support/message_of.h"
 #include "support/sweep.h"
 #include "support/thread_world.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -245,6 +247,43 @@ TEST(Stream, SupportsEpochsOfAFixedLength) {
   }
 }
 
+// What a stream gave and no step used would be lost, and a producer may have no more before the epoch has ended.
+TEST(Stream, GivesAnEpochOfAFixedLengthAllThatItTakes) {
+  constexpr std::int64_t kEpochs = 3;
+  constexpr std::int64_t kSteps = 5;
+  constexpr std::int64_t kShare = 4;
+  for (const int world_size : {1, 2}) {
+    for (const int workers : {0, 1}) {
+      for (const int prefetch : {1, 2, 3, 8}) {
+        thread_world(world_size, [&](World& world) {
+          std::atomic<std::int64_t> taken = 0;
+          const auto start = [&](std::int64_t, int, int) {
+            return [&, left = kSteps * kShare]() mutable -> std::optional<Batch> {
+              if (left-- == 0) {
+                throw std::runtime_error("the producer has not made more");
+              }
+              return Batch{.input = at::scalar_tensor(taken++, at::kLong)};
+            };
+          };
+          LoaderPlan plan = plan_of(kShare * world_size, 2, workers, prefetch);
+          plan.data.steps_per_epoch = kSteps;
+          DataLoader loader(sample_stream(start), plan, world);
+          Ids trained;
+          for (std::int64_t step = 1; step <= kEpochs * kSteps; ++step) {
+            const Seen given = seen(*loader.next());
+            ASSERT_EQ(given.ends_epoch, step % kSteps == 0) << "step " << step;
+            trained.insert(trained.end(), given.ids.begin(), given.ids.end());
+          }
+          Ids all(kEpochs * kSteps * kShare);
+          std::iota(all.begin(), all.end(), 0);
+          EXPECT_EQ(trained, all) << "workers " << workers << ", prefetch " << prefetch;
+          EXPECT_EQ(taken, std::ssize(all));
+        });
+      }
+    }
+  }
+}
+
 TEST(Stream, EndsAnEpochThatHasBecomeShorter) {
   World world = World::single(c10::kCPU);
   LoaderPlan plan = plan_of(5, 5, 1);
@@ -452,6 +491,18 @@ TEST(Stream, StopsOnAllRanksWhileOneWaitsForData) {
       }
     });
   }
+}
+
+// Its supervisor ends a rank whose record does not change. A single rank has no collectives that would change it.
+TEST(Stream, ShowsThatItWaits) {
+  World world = World::single(c10::kCPU);
+  Gate gate;
+  DataLoader loader(pausing(gate, 0, 8), plan_of(2, 2, 1), world);
+  const std::atomic<std::uint64_t>& beats = WorldAccess::progress(world).beats;
+  const std::uint64_t before = beats;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  loader.next_unless([&] { return beats > before || std::chrono::steady_clock::now() >= deadline; });
+  EXPECT_GT(beats, before);
 }
 
 TEST(Stream, IsToldWhenNoMoreSamplesAreWanted) {

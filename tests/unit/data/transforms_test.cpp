@@ -208,9 +208,9 @@ TEST(Map, NamesTheSamplesOfAnException) {
                 })->get(Ids{2}, {});
               }),
               StartsWith("sample 2: batch: found no field 'label'"));
-  EXPECT_EQ(message_of([] { map(nullptr, augmented); }),
+  EXPECT_EQ(message_of([] { static_cast<void>(map(nullptr, augmented)); }),
             "map: the data set is null | give it what a factory such as tensor_dataset() returns");
-  EXPECT_EQ(message_of([] { map(images(1), nullptr); }), "map: the function is missing");
+  EXPECT_EQ(message_of([] { static_cast<void>(map(images(1), nullptr)); }), "map: the function is missing");
   EXPECT_THAT(message_of([] { map_batches(nullptr, [](Batch b) { return b; }); }),
               StartsWith("map_batches: the data set is null"));
 }
@@ -230,8 +230,8 @@ TEST(Take, GivesTheFirstSamples) {
   EXPECT_EQ(take(images(10), 0)->size(), 0);
   EXPECT_TRUE(at::equal(take(images(10), 3)->get(Ids{2, 0}, {}).target, at::tensor({2, 0}, at::kLong)));
   EXPECT_NE(take(images(10), 3)->fingerprint(), take(images(11), 3)->fingerprint());
-  EXPECT_EQ(message_of([] { take(images(10), -1); }), "take: count is -1, expected 0 or more");
-  EXPECT_THAT(message_of([] { take(nullptr, 1); }), StartsWith("take: the data set is null"));
+  EXPECT_EQ(message_of([] { static_cast<void>(take(images(10), -1)); }), "take: count is -1, expected 0 or more");
+  EXPECT_THAT(message_of([] { static_cast<void>(take(nullptr, 1)); }), StartsWith("take: the data set is null"));
 }
 
 /// Samples that carry their number, their seed and more.

@@ -1,7 +1,12 @@
+#include <string>
+
+#include <fcntl.h>
 #include <gmock/gmock.h>
 
 #include <lockstep/environment/identity.h>
 
+#include "base/descriptor.h"
+#include "ipc/channel.h"
 #include "support/launch_environment.h"
 
 namespace lockstep {
@@ -78,6 +83,32 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_FALSE(identity->agent_store);
   EXPECT_EQ(identity->restart, 0);
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
+}
+
+TEST(Identity, IsThatOfAnOrdinaryRankIfAScriptHasTakenTheDescriptors) {
+  const auto identity_with = [](int control_fd) {
+    return detect_identity(Variables(with(torchrun(), {{"RANK", "1"},
+                                                       {"WORLD_SIZE", "2"},
+                                                       {"GROUP_RANK", "0"},
+                                                       {"GROUP_WORLD_SIZE", "1"},
+                                                       {"LOCKSTEP_CONTROL_FD", std::to_string(control_fd)},
+                                                       {"LOCKSTEP_PROGRESS_FD", "4"}})));
+  };
+  const Descriptor file(open("/dev/null", O_WRONLY | O_CLOEXEC));
+  constexpr int kClosed = 1 << 20;
+  for (const int fd : {file.get(), kClosed}) {
+    const auto identity = identity_with(fd);
+    ASSERT_TRUE(identity);
+    EXPECT_FALSE(identity->is_supervised());
+    EXPECT_EQ(identity->progress_fd, -1);
+    EXPECT_EQ(identity->rank, 1);
+    EXPECT_THAT(identity->hints, ElementsAre(HasSubstr("close_fds=False")));
+  }
+  const auto [supervisor, rank] = make_channel_pair();
+  const auto identity = identity_with(rank.fd());
+  EXPECT_EQ(identity->control_fd, rank.fd());
+  EXPECT_EQ(identity->progress_fd, 4);
+  EXPECT_THAT(identity->hints, IsEmpty());
 }
 
 TEST(Identity, ReadsVariablesSetByHand) {

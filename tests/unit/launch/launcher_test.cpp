@@ -667,7 +667,21 @@ TEST(Launcher, StopsRanksThatWaitForAReader) {
   EXPECT_FALSE(supervisor.ends_within(2500ms)) << "until its queue is full, and the ranks wait";
   supervisor.send(SIGTERM);
   EXPECT_TRUE(presence.ends_within(kDeadline)) << "nobody reads the terminal, the workers must end";
+  EXPECT_TRUE(supervisor.ends_within(kDeadline)) << "and so must the launcher";
   EXPECT_EQ(supervisor.wait(), 75);
+}
+
+TEST(Launcher, StopsThoughItsRanksHaveEndedAndNobodyReads) {
+  const TempDir directory;
+  const Presence presence(directory);
+  LaunchRequest request = request_for(2, {"flood:20000"});
+  request.environment = Variables(Values{{"TEST_FIFO", (directory.path() / "presence").string()}});
+  Supervisor supervisor(request);
+  EXPECT_TRUE(presence.ends_within(kDeadline));
+  EXPECT_FALSE(supervisor.ends_within(1s)) << "it waits for its reader";
+  supervisor.send(SIGTERM);
+  EXPECT_TRUE(supervisor.ends_within(kDeadline));
+  EXPECT_EQ(supervisor.wait(), 0);
 }
 
 TEST(Launcher, RestartsThoughItCannotLog) {

@@ -134,6 +134,28 @@ TEST(MetricsOfTasks, AreTheSameOnAnyNumberOfRanks) {
   }
 }
 
+TEST(MetricsOfTasks, ReportAnExtremeThatIsInfinite) {
+  class Infinite final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      smallest_.update(at::full({}, HUGE_VAL));
+      largest_.update(at::full({}, -HUGE_VAL));
+      return TinyTask::training_step(batch);
+    }
+    std::vector<metrics::NamedMetric> metrics() override { return {{"smallest", smallest_}, {"largest", largest_}}; }
+
+   private:
+    metrics::MinMetric smallest_{};
+    metrics::MaxMetric largest_{};
+  } task;
+  World world = World::single(c10::Device(c10::kCPU));
+  const Plan plan = plan_for(1, metered_config(4));
+  DataLoader data(tiny_data(60), plan.loader, world);
+  const FitResult result = Trainer(plan, world).fit(task, data);
+  EXPECT_EQ(value_of(result.metrics, "smallest"), HUGE_VAL);
+  EXPECT_EQ(value_of(result.metrics, "largest"), -HUGE_VAL);
+}
+
 TEST(MetricsOfTasks, ReportASumOfZero) {
   EXPECT_EQ(value_of(rows_of(2, metered_config(4)).front().second, "errors"), 0);
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
@@ -319,7 +320,7 @@ TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
   EXPECT_THAT(message_of([&] { error.update(at::ones({2}), at::ones({2, 1})); }), HasSubstr("expected equal shapes"));
 }
 
-// 0.7 cannot be written exactly, so its sums do not cancel.
+// 0.7 cannot be written exactly, so a plain sum of them is not ten times 0.7.
 TEST(R2Score, OfConstantTargetsIsOneOrZero) {
   const at::Tensor targets = at::full({10}, 0.7, at::kDouble);
   for (const int ranks : {1, 2, 3}) {
@@ -332,6 +333,31 @@ TEST(R2Score, OfConstantTargetsIsOneOrZero) {
       EXPECT_EQ(wrong.value(world).item<double>(), 0);
       EXPECT_EQ(right.value(world).item<double>(), 1);
     });
+  }
+}
+
+// The squares of such times have more digits than a double.
+TEST(R2Score, OfTargetsFarFromZeroIsExact) {
+  const at::Tensor targets = 1.7e9 + at::arange(1000, at::kDouble) / 1000;
+  const double expected = 1 - 1000 * 0.01 / (targets - targets.mean()).square().sum().item<double>();
+  for (const int ranks : {1, 2, 3}) {
+    thread_world(ranks, [&](World& world) {
+      R2Score score;
+      for (const at::Tensor& batch : targets.tensor_split(6)) {
+        const at::Tensor mine = batch.slice(0, world.rank(), std::nullopt, world.size());
+        score.update(mine + 0.1, mine);
+      }
+      EXPECT_NEAR(score.value(world).item<double>(), expected, 1e-5) << ranks << " ranks";
+    });
+  }
+}
+
+TEST(R2Score, OfSmallTargetsIsThatOfLargeOnes) {
+  const at::Tensor targets = at::arange(1, 5, at::kDouble);
+  for (const double scale : {1.0, 1e-3}) {
+    R2Score score;
+    score.update(scale * targets / 2, scale * targets);
+    EXPECT_NEAR(score.compute().item<double>(), -0.5, 1e-9);
   }
 }
 

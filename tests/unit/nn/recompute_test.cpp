@@ -105,6 +105,25 @@ TEST(Recompute, KeepsNoIntermediateValues) {
   EXPECT_TRUE(y.requires_grad());
 }
 
+// The function that made the mask has returned before the backward.
+TEST(Recompute, KeepsWhatTheFunctionHasByValueUntilTheBackward) {
+  Block block;
+  block.eval();
+  const at::Tensor x = input().requires_grad_();
+  const auto forward = [&](bool recomputes) {
+    const at::Tensor mask = at::arange(12, at::kFloat).view({3, 4}).remainder(3);
+    return run(
+        recomputes, [&block, mask](const at::Tensor& t) { return block.forward(t * mask); }, x);
+  };
+  std::vector<at::Tensor> found;
+  for (const bool recomputes : {true, false}) {
+    forward(recomputes).square().sum().backward();
+    found.push_back(x.grad().clone());
+    x.mutable_grad().reset();
+  }
+  EXPECT_TRUE(at::equal(found[0], found[1]));
+}
+
 TEST(Recompute, RunsOnceWithoutGradients) {
   Block block;
   const at::NoGradGuard no_grad;
@@ -465,7 +484,7 @@ TEST(Recompute, RefusesAnUndefinedInput) {
   torch::nn::Linear layer(4, 4);
   const auto second = [&](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{layer(in[1])}; };
   EXPECT_THAT(message_of<Error>([&] {
-                recompute(second, {at::Tensor(), at::ones({2, 4})});
+                static_cast<void>(recompute(second, {at::Tensor(), at::ones({2, 4})}));
               }),
               testing::HasSubstr("undefined tensor"));
 }

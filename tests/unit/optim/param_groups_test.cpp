@@ -177,6 +177,15 @@ TEST(SetRates, FollowsTheScheduleOfEachGroup) {
   EXPECT_THAT(rates(2), ElementsAre(0.1 * 0.1, 0.05));
 }
 
+// A loop by hand has forgotten the length of an epoch. Such a rate would make all weights NaN.
+TEST(SetRates, RefuseAFactorThatIsNotFinite) {
+  BuiltOptimizer built = build_optimizer({adamw({.lr = 0.1}), "step:1ep"}, parameters());
+  EXPECT_THAT(message_of([&] { set_rates(built, {}); }),
+              HasSubstr("schedule step:1ep: its factor at step 0 is not finite | give set_lr()"));
+  set_rates(built, {.step = 3, .steps_per_epoch = 2});
+  EXPECT_THAT(adamw_options(built, 0).lr(), testing::DoubleEq(0.01));
+}
+
 // A callback halved all rates, then parameters were unfrozen: the factory makes a group that was not there before.
 TEST(TakeOver, GivesANewGroupTheChangeOfItsRate) {
   OptimizerSpec spec = muon({.lr = 0.1, .adamw = {.lr = 0.01}});
@@ -211,6 +220,11 @@ TEST(BuildOptimizer, RefusesSchedulesBeforeATraining) {
   const std::string all = refused(ScheduleStep{});
   EXPECT_THAT(all, HasSubstr("schedule cosine of optimizer 'critic': the length of the run is not known"));
   EXPECT_THAT(all, HasSubstr("schedule step:2ep of optimizer 'critic': the number of steps per epoch is not known"));
+
+  specs = {OptimizerSpec(adamw())};
+  specs[0].groups = {{.schedule = LrSchedule("", [](const ScheduleStep&) { return 0.5; })}};
+  EXPECT_THAT(refused({}),
+              HasSubstr("schedule without a name of optimizer 'main': a schedule of your own has no name"));
 }
 
 TEST(BuildOptimizer, KnowsTheGroupsWhoseParametersAreAllFrozen) {

@@ -120,6 +120,21 @@ TEST(AllGatherWithGrad, IsWhatARankWithoutSamplesMayWaitFor) {
   EXPECT_THAT(hint, HasSubstr("this rank has no samples in this micro-batch, so it did not run training_step"));
 }
 
+// A program that changes the result in place behaves the same with any number of ranks.
+TEST(AllGatherWithGrad, MakesANewTensorOnOneRankToo) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      const at::Tensor mine = at::ones({2, 3}).requires_grad_();
+      at::Tensor all = all_gather_with_grad(world, mine);
+      EXPECT_THROW(static_cast<void>(all_gather_with_grad(world, at::ones({}))), Error);
+      all.mul_(2);
+      EXPECT_TRUE(at::equal(mine.detach(), at::ones({2, 3})));
+      torch::autograd::backward({all.sum()}, {});
+      EXPECT_TRUE(at::equal(mine.grad(), at::full({2, 3}, 2.0 * world.size())));
+    });
+  }
+}
+
 TEST(AllGatherWithGrad, HasNoGraphWhereNoneIsNeeded) {
   thread_world(2, [](World& world) {
     const at::Tensor weights = at::ones({1, 2}).requires_grad_();
@@ -139,11 +154,10 @@ TEST(AllGatherWithGrad, RefusesOtherShapesAndASecondDerivative) {
       ThrowsMessage<CommError>(HasSubstr("rank 1 has a tensor Float of [*, 4], rank 0 has Float of [*, 3]")));
   EXPECT_THAT(
       [] {
-        thread_world(2, [](World& world) {
-          const at::Tensor mine = at::ones({2, 3}).requires_grad_();
-          const at::Tensor all = all_gather_with_grad(world, mine);
-          torch::autograd::grad({all.square().sum()}, {mine}, {}, /*retain_graph=*/true, /*create_graph=*/true);
-        });
+        World world = World::single(c10::kCPU);  // as several ranks do
+        const at::Tensor mine = at::ones({2, 3}).requires_grad_();
+        const at::Tensor all = all_gather_with_grad(world, mine);
+        torch::autograd::grad({all.square().sum()}, {mine}, {}, /*retain_graph=*/true, /*create_graph=*/true);
       },
       ThrowsMessage<Error>(HasSubstr("all_gather_with_grad has no second derivative")));
 }

@@ -1,5 +1,6 @@
 // Gradients that are sent in another dtype, and hooks of the program.
 #include <cmath>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -234,12 +235,12 @@ TEST(Compression, ContinuesAfterFreezing) {
   });
 }
 
-TEST(GradientHook, ThatThrowsNamesItsRank) {
+void expect_that_a_hook_names_its_rank(const std::function<void()>& fail, const std::string& text) {
   try {
-    thread_world(3, [](World& world) {
-      const GradientHook hook = [](const GradientBucket& bucket, World& w) {
+    thread_world(3, [&](World& world) {
+      const GradientHook hook = [&](const GradientBucket& bucket, World& w) {
         if (w.rank() == 1 && bucket.step == 2) {
-          throw std::runtime_error("no such codec");
+          fail();
         }
         w.all_reduce(bucket.gradients, Reduce::mean);
       };
@@ -255,8 +256,13 @@ TEST(GradientHook, ThatThrowsNamesItsRank) {
   } catch (const CommError& error) {
     FAIL() << "the cause is not a peer: " << error.what();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the gradient hook failed on rank 1 in step 2, bucket 0: no such codec"));
+    EXPECT_THAT(error.what(), HasSubstr("the gradient hook failed on rank 1 in step 2, bucket 0: " + text));
   }
+}
+
+TEST(GradientHook, ThatThrowsNamesItsRank) {
+  expect_that_a_hook_names_its_rank([] { throw std::runtime_error("no such codec"); }, "no such codec");
+  expect_that_a_hook_names_its_rank([] { throw std::string("no such codec"); }, "std::string: no such codec");
 }
 
 TEST(GradientHook, OnSomeRanksOnlyIsRefused) {

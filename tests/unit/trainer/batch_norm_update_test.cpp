@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/combined_loader.h>
+#include <lockstep/metrics/aggregation.h>
 #include <lockstep/parallel/sync_batch_norm.h>
 #include <lockstep/trainer/callbacks.h>
 
@@ -38,7 +39,9 @@ class NormedTask final : public Task {
   }
   torch::nn::Module& module() override { return root_; }
   std::vector<OptimizerSpec> optimizers() override { return {sgd({.lr = 0.05})}; }
+  std::vector<metrics::NamedMetric> metrics() override { return {{"inputs", inputs_}}; }
   StepOutput training_step(const Batch& batch) override {
+    inputs_.update(batch.input);
     if (!at::GradMode::is_enabled() && root_.is_training()) {
       seen.push_back(batch.input.clone());
     }
@@ -53,6 +56,7 @@ class NormedTask final : public Task {
 
  private:
   torch::nn::Module root_{};
+  metrics::SumMetric inputs_{};
 };
 
 struct Statistics {
@@ -236,6 +240,26 @@ TEST(BatchNormUpdate, TriesTheForwardWithoutATrace) {
     const Statistics without = train(ranks, 30, 0).front();
     EXPECT_TRUE(at::equal(with.weight, without.weight)) << "the same samples in the same order";
   }
+}
+
+TEST(BatchNormUpdate, LeavesTheMetricsOfTheTrainingAsTheyAre) {
+  const auto reports = [](std::int64_t batch_norm_steps) {
+    World world = World::single(c10::kCPU);
+    TrainConfig config = in_memory({.max_epochs = 0, .max_steps = 4, .batch_size = 12});
+    config.report.every_steps = 2;
+    const Plan plan = plan_for(1, config);
+    NormedTask<torch::nn::BatchNorm1d> task;
+    DataLoader data(tiny_data(30), plan.loader, world);
+    Trainer trainer(plan, world);
+    std::vector<double> inputs;
+    trainer.on(Stage::report, [&](const StageContext& at) { inputs.push_back(metric_of(*at.metrics, "inputs")); });
+    trainer.add(std::make_shared<WeightAverage>(
+        WeightAverageOptions{.decay = 0, .at_end = true, .batch_norm_steps = batch_norm_steps}));
+    trainer.fit(task, data);
+    inputs.push_back(task.metrics().front().metric.value(world).item<double>());  // after the update at the end
+    return inputs;
+  };
+  EXPECT_EQ(reports(/*batch_norm_steps=*/2), reports(/*batch_norm_steps=*/0));
 }
 
 // Of a global batch of one sample, rank 1 has an empty micro-batch, before that of the other loader.

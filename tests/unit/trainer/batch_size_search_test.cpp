@@ -173,6 +173,32 @@ TEST(BatchSizeSearch, EndsAtTheLargestSizeAndAtTheData) {
   EXPECT_EQ(find_batch_size(plan_for(1, config), world, task, loaders_of(tiny_data(30)), {}).largest, 30);
 }
 
+TEST(BatchSizeSearch, EndsAtTheShareOfARankInAnyData) {
+  const auto largest = [](const TrainConfig& config, const TrialLoaderFactory& make_loader) {
+    std::int64_t found = 0;
+    thread_world(2, [&](World& world) {
+      GreedyTask task(5000);
+      const BatchSizeSearch search = find_batch_size(plan_for(2, config), world, task, make_loader, {});
+      if (world.is_main()) {
+        found = search.largest;
+      }
+    });
+    return found;
+  };
+  TrainConfig several_passes = with_batches(0);
+  several_passes.data.min_steps_per_epoch = 200;
+  EXPECT_EQ(largest(several_passes, loaders_of(tiny_data(100))), 50);
+  for (const CombineMode mode : {CombineMode::min_size, CombineMode::max_size_cycle, CombineMode::max_size}) {
+    const auto combined = [mode](const LoaderPlan& plan, World& world) {
+      return std::make_shared<CombinedLoader>(
+          std::vector<std::shared_ptr<BatchSource>>{std::make_shared<DataLoader>(tiny_data(300), plan, world),
+                                                    std::make_shared<DataLoader>(tiny_data(30), plan, world)},
+          mode);
+    };
+    EXPECT_EQ(largest(with_batches(0), combined), 150) << "mode " << static_cast<int>(mode);
+  }
+}
+
 TEST(BatchSizeSearch, KeepsTheGlobalBatchThatIsSet) {
   const BatchSizeSearch limited = search_on({21, 21}, {}, Place::forward, 200);
   EXPECT_EQ(limited.flags, "--batch_size 16 --accumulation 7 --global_batch_size 200");

@@ -87,6 +87,32 @@ TEST(On, CallsItEverySoManyStepsOrEpochsAndOnConditions) {
   EXPECT_EQ(epochs, 1);
 }
 
+TEST(On, CountsTheStepsOfCheckpointsAlsoOfThoseInTheBackground) {
+  World world = World::single(c10::kCPU);
+  for (const bool async : {false, true}) {
+    const TempDir dir;
+    TrainConfig config = in_memory({});
+    config.run_dir = (dir.path() / "run").string();
+    config.checkpoint = {.enabled = true, .every_epochs = 0, .every_steps = 3, .async = async};
+    std::vector<std::int64_t> all;
+    std::vector<std::int64_t> sixth;
+    fit(
+        world,
+        [&](Trainer& trainer) {
+          trainer.on(Stage::checkpoint_saved, [&](const StageContext& at) {
+            all.push_back(at.saved_step);
+            const bool in_background = async && at.saved_step < 8;  // the last one is in the foreground
+            EXPECT_EQ(at.state.step > at.saved_step, in_background) << at.saved_step;
+          });
+          trainer.on(Stage::checkpoint_saved, [&](const StageContext& at) { sixth.push_back(at.saved_step); },
+                     {.every = 6});
+        },
+        config);
+    EXPECT_THAT(all, ElementsAre(3, 6, 8));
+    EXPECT_THAT(sixth, ElementsAre(6));
+  }
+}
+
 TEST(On, SeesTheBatchAndTheGradientsOfTheGlobalBatch) {
   std::vector<double> norms;
   for (const int ranks : {1, 2, 4}) {
@@ -202,7 +228,7 @@ TEST(ExceptionStage, ComesAfterAnExceptionOfAnyType) {
         config);
   };
   EXPECT_THROW(train(), int);
-  EXPECT_EQ(seen, "an exception of unknown type");
+  EXPECT_EQ(seen, "unknown exception of type int");
   EXPECT_THAT(read_file(real_file_system(), dir.path() / "run" / "events.jsonl"),
               AllOf(HasSubstr(R"("event":"failure")"), HasSubstr(seen)));
 }
@@ -223,6 +249,33 @@ TEST(Log, AddsMetricsToReportsAndValidations) {
       EXPECT_THAT(fitted.result.metrics, Contains(Pair("val_perplexity", 7.5)));
     });
   }
+}
+
+// Each metric that is logged could move the others in memory.
+TEST(Log, MayBeCalledInALoopOverTheMetricsOfTheStage) {
+  World world = World::single(c10::kCPU);
+  const std::uint32_t stages = Stage::report | Stage::validation_end;
+  std::vector<std::string> seen;
+  fit(world, [&](Trainer& trainer) {
+    trainer.on(stages, [&](const StageContext& at) {
+      const Metrics before = *at.metrics;
+      ASSERT_FALSE(before.empty());
+      for (const auto& [name, value] : *at.metrics) {
+        for (const char* suffix : {"_a", "_b", "_c"}) {
+          at.log(name + suffix, value);
+        }
+      }
+      EXPECT_EQ(*at.metrics, before);
+    });
+    trainer.on(stages, [&](const StageContext& at) {
+      for (const char* suffix : {"_a", "_b", "_c"}) {
+        const std::string loss = at.stage == Stage::report ? "loss" : "val_loss";
+        EXPECT_EQ(metric_of(*at.metrics, loss + suffix), metric_of(*at.metrics, loss));
+        seen.push_back(loss);
+      }
+    });
+  });
+  EXPECT_THAT(seen, AllOf(Contains("loss"), Contains("val_loss")));
 }
 
 // The names in a callback are as good as others for decisions.

@@ -119,6 +119,42 @@ TEST(Crossing, ARollbackAlsoPutsBackACallbackThatHadNoStateBefore) {
   EXPECT_TRUE(std::isfinite(value_of(result.metrics, "val_loss")));
 }
 
+/// Counts reports on each rank. Only rank 0 saves, because the results of the other ranks are not written.
+class ReportCounter final : public Callback {
+ public:
+  explicit ReportCounter(bool saves) : saves_(saves) {}
+  std::string name() const override { return "counter"; }
+  std::uint32_t stages() const override { return Stage::report; }
+  void on(const StageContext&) override { ++count; }
+  NamedTensors save() const override {
+    return saves_ ? NamedTensors{{"count", at::scalar_tensor(count, at::kLong)}} : NamedTensors{};
+  }
+  void load(const NamedTensors& state) override {
+    count = state.empty() ? 0 : state.front().second.item<std::int64_t>();
+  }
+  std::int64_t count = 0;
+
+ private:
+  bool saves_;
+};
+
+TEST(Crossing, ARollbackGivesAllRanksTheCallbackStateOfRank0) {
+  TrainConfig config = forty_steps();
+  config.optim.non_finite = NonFinitePolicy::rollback;
+  CapturedStderr captured;
+  thread_world(2, [&](World& world) {
+    const Plan plan = plan_for(2, config);
+    BadSteps task({32});
+    const auto counter = std::make_shared<ReportCounter>(/*saves=*/world.is_main());
+    DataLoader data(tiny_data(60), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(counter);
+    trainer.fit(task, data);
+    EXPECT_EQ(counter->count, 7) << "of eight reports one is left out";
+  });
+  EXPECT_THAT(captured.text(), HasSubstr("the weights are those of step 30 again"));
+}
+
 TEST(Crossing, ARollbackPutsBackARateThatACallbackWroteInTheSameReport) {
   TrainConfig config = forty_steps();
   config.spike = {.z_score = 10, .window = 20, .policy = SpikePolicy::rollback};
@@ -150,23 +186,96 @@ TEST(Crossing, EarlyStoppingWaitsForWhatARollbackRepairs) {
   }
 }
 
-// The spike is found at the report, or at the save before it.
+// The run goes back to a copy from before the validation that had it.
+TEST(Crossing, AMetricStaysKnownAfterARollback) {
+  TrainConfig config = forty_steps();
+  config.report.every_steps = 20;
+  config.validate.every_epochs = 0;
+  config.validate.every_steps = 10;
+  config.optim.non_finite = NonFinitePolicy::rollback;
+  config.early_stop = {.metric = "val_f1", .patience = 100};
+  config.plateau.metric = "val_f1";
+  BadSteps task({12});
+  CapturedStderr captured;
+  const FitResult result = fit(config, task, [](Trainer& trainer) {
+    trainer.on(Stage::validation_end, [](const StageContext& at) {
+      if (at.state.step % 20 == 10) {
+        at.log("val_f1", 1);
+      }
+    });
+  });
+  EXPECT_THAT(captured.text(), HasSubstr("the weights are those of step 0 again"));
+  EXPECT_EQ(result.state.step, 40);
+}
+
+struct LeftOutCase {
+  std::string metric;
+  std::int64_t report_every = 5;  // the spike of step 26 is found at the report, or at the save before it
+};
+
+// An epoch has 5 steps: its end comes with the report that finds the spike, after it or before it.
 TEST(Crossing, EarlyStoppingDecidesNothingByStepsThatARollbackLeavesOut) {
-  for (const bool saves : {false, true}) {
-    for (const SpikePolicy policy : {SpikePolicy::rollback, SpikePolicy::warn}) {
-      const TempDir dir;
-      TrainConfig config = in_directory(forty_steps(), dir);
-      config.checkpoint.enabled = saves;
-      config.checkpoint.every_steps = 3;
-      config.spike = {.z_score = 10, .window = 20, .policy = policy};
-      config.early_stop = {.metric = "loss", .patience = 100, .divergence_threshold = 10};
-      BadSteps task({26}, 1e4);
-      CapturedStderr captured;
-      const FitResult result = fit(config, task);
-      EXPECT_EQ(result.stop, policy == SpikePolicy::rollback ? StopKind::none : StopKind::program) << result.why;
-      EXPECT_THAT(captured.text(), HasSubstr("the loss of step 26 is"));
+  for (const LeftOutCase& c :
+       {LeftOutCase{"loss"}, LeftOutCase{"epoch_loss"}, LeftOutCase{"epoch_loss", 7}, LeftOutCase{"epoch_loss", 20}}) {
+    for (const bool saves : {false, true}) {
+      for (const SpikePolicy policy : {SpikePolicy::rollback, SpikePolicy::warn}) {
+        const TempDir dir;
+        TrainConfig config = in_directory(forty_steps(), dir);
+        config.checkpoint.enabled = saves;
+        config.checkpoint.every_steps = 3;
+        config.report.every_steps = c.report_every;
+        config.report.epoch_means = c.metric == "epoch_loss";
+        config.spike = {.z_score = 10, .window = 20, .policy = policy};
+        config.early_stop = {.metric = c.metric, .patience = 100, .divergence_threshold = 10};
+        BadSteps task({26}, 1e4);
+        CapturedStderr captured;
+        const FitResult result = fit(config, task);
+        EXPECT_EQ(result.stop, policy == SpikePolicy::rollback ? StopKind::none : StopKind::program)
+            << c.metric << ", a report every " << c.report_every << " steps: " << result.why;
+        EXPECT_THAT(captured.text(), HasSubstr("the loss of step 26 is"));
+      }
     }
   }
+}
+
+// Step 26 is one of the sixth epoch, which ends after step 29.
+TEST(Crossing, AnEpochKnowsWhatARollbackLeftOutOfItAfterAResume) {
+  const TempDir dir;
+  TrainConfig config = in_directory(forty_steps(), dir);
+  config.report.epoch_means = true;
+  config.spike = {.z_score = 10, .window = 20, .policy = SpikePolicy::rollback};
+  std::vector<std::int64_t> left_out;
+  for (const std::int64_t last : {28, 40}) {
+    config.max_steps = last;
+    BadSteps task(last == 28 ? std::set<std::int64_t>{26} : std::set<std::int64_t>{}, 1e4);
+    const CapturedStderr silent;
+    fit(config, task, [&](Trainer& trainer) {
+      trainer.on(Stage::epoch_report, [&](const StageContext& at) {
+        if (at.is_left_out) {
+          left_out.push_back(at.state.step);
+        }
+      });
+    });
+  }
+  EXPECT_THAT(left_out, ElementsAre(30));
+}
+
+TEST(Crossing, AMonitorOfGradientsForgetsAStepThatARollbackLeavesOut) {
+  TrainConfig config = forty_steps();
+  config.spike = {.z_score = 10, .window = 20, .policy = SpikePolicy::rollback};
+  BadSteps task({24}, 1e4);
+  std::vector<std::int64_t> reported;
+  const CapturedStderr silent;
+  fit(config, task, [&](Trainer& trainer) {
+    trainer.add(
+        std::make_shared<GradientMonitor>(GradientMonitorOptions{.every_steps = 25, .groups = {{.name = "all"}}}));
+    trainer.on(Stage::report, [&](const StageContext& at) {
+      if (std::isfinite(value_of(*at.metrics, "grad_norm/all"))) {
+        reported.push_back(at.state.step);
+      }
+    });
+  });
+  EXPECT_THAT(reported, ElementsAre(25)) << "the report that finds the spike";
 }
 
 /// Two epochs of 5 steps and a validation after each; asks for a stop in the validation after epoch `stop_in`.
@@ -500,6 +609,29 @@ TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {
   const TempDir parts;
   EXPECT_THAT(steps(parts, 7), ElementsAre(3, 6));
   EXPECT_THAT(steps(parts, 12), ElementsAre(9, 12));
+}
+
+// Three passes of 5 steps are as long as 30 steps of half the batch, because the last step of a pass is smaller.
+TEST(Crossing, AnEpochOfSeveralPassesGoesOnWithAnotherGlobalBatch) {
+  const TempDir dir;
+  const auto validated = [&](std::int64_t global_batch, std::int64_t most) {
+    TrainConfig config = in_directory(forty_steps(), dir);
+    config.global_batch_size = global_batch;
+    config.max_steps = most;
+    config.data.steps_per_epoch = 40;
+    config.validate.every_epochs = 0.25;
+    BadSteps task({});
+    std::vector<std::int64_t> found;
+    fit(
+        config, task,
+        [&](Trainer& trainer) {
+          trainer.on(Stage::validation_end, [&](const StageContext& at) { found.push_back(at.state.step); });
+        },
+        /*samples=*/58);
+    return found;
+  };
+  EXPECT_THAT(validated(12, 15), ElementsAre(10));
+  EXPECT_THAT(validated(6, 25), ElementsAre(25));
 }
 
 // The loader keeps the global batch of the checkpoint, so an epoch keeps its length too.

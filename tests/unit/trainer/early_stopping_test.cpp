@@ -164,6 +164,29 @@ TEST(EarlyStopping, EndsAfterTheStepWhoseReportDecidesAlsoIfTheRunWasStopped) {
   }
 }
 
+// The validation of the first epoch gives no number, and the policies let the run go on.
+TEST(EarlyStopping, AResumedRunDecidesNothingBeforeAMeasurement) {
+  const EarlyStoppingOptions small{.patience = 9, .stopping_threshold = 0.1};
+  const EarlyStoppingOptions large{.mode = MonitorMode::max, .patience = 9, .divergence_threshold = 0.1};
+  World world = World::single(c10::kCPU);
+  for (const NonFinitePolicy policy : {NonFinitePolicy::skip, NonFinitePolicy::rollback}) {
+    for (const EarlyStoppingOptions& options : {small, large}) {
+      const TempDir dir;
+      TrainConfig config = in_memory({.max_epochs = 3});
+      config.run_dir = (dir.path() / "run").string();
+      config.checkpoint.enabled = true;
+      config.optim.non_finite = policy;
+      config.max_steps = 2;
+      const std::vector<double> losses{kNan, 5, 4};
+      train(config, world, losses, options);
+      config.max_steps = 0;
+      const Ended ended = train(config, world, losses, options, 1);
+      EXPECT_EQ(ended.reason, "");
+      EXPECT_EQ(ended.result.state.step, 6);
+    }
+  }
+}
+
 TEST(EarlyStopping, StaysStoppedUntilItsOptionsChange) {
   const TempDir dir;
   World world = World::single(c10::kCPU);

@@ -113,6 +113,18 @@ TEST(EvolutionLoss, EstimatesTheGradientAndKeepsTheParameters) {
   EXPECT_GT(error_with(2), 0.2);
 }
 
+// Task::validation_step calls training_step by default.
+TEST(EvolutionLoss, IsTheLossOfTheParametersThemselvesInAValidation) {
+  StepwiseTask task(/*smooth=*/true);
+  Batch batch;
+  batch.input = at::sin(at::arange(32, at::kFloat) * 0.37).view({8, 4});
+  batch.target = batch.input.sum(1, true);
+  batch.samples = 8;
+  const at::NoGradGuard no_grad;
+  const at::Tensor exact = static_cast<TinyTask&>(task).TinyTask::training_step(batch).loss;
+  EXPECT_EQ(task.validation_step(batch).loss.item<float>(), exact.item<float>());
+}
+
 // Autocast must not use the copies of the weights that it has made for another point.
 TEST(EvolutionLoss, SeesEachPointUnderAutocast) {
   World world = World::single(c10::kCPU);

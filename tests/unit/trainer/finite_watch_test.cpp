@@ -126,12 +126,15 @@ TEST(NonFiniteLoss, IsNotBlamedOnDataThatWasLookedAt) {
 
 TEST(NonFiniteLoss, IsFoundAtTheEndOfARunThatNeitherReportsNorSaves) {
   for (const int ranks : {1, 2}) {
-    const TempDir dir;
-    TrainConfig config = config_in(dir.path() / "run");
-    config.checkpoint.enabled = false;
-    const std::string error =
-        train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/3, /*where=*/0); });
-    EXPECT_THAT(error, HasSubstr("the loss of step 3 is not finite on rank 0"));
+    for (const SpikePolicy spikes : {SpikePolicy::warn, SpikePolicy::rollback}) {
+      const TempDir dir;
+      TrainConfig config = config_in(dir.path() / "run");
+      config.checkpoint.enabled = false;
+      config.spike = {.z_score = 10, .policy = spikes};
+      const std::string error =
+          train(config, ranks, [&](World& world) { return std::make_unique<Spoiled>(world, /*when=*/3, /*where=*/0); });
+      EXPECT_THAT(error, HasSubstr("the loss of step 3 is not finite on rank 0"));
+    }
   }
 }
 
@@ -206,13 +209,14 @@ TEST(NonFiniteParameter, IsNamed) {
   }
 }
 
-TEST(NonFiniteGradients, AreFoundByTheirNorm) {
+// Clipping makes infinity finite, or NaN.
+TEST(NonFiniteGradients, AreFoundWithEachPolicyAndClipping) {
   // The root of zero has an infinite derivative, and the loss is finite.
   class Rooted final : public TinyTask {
    public:
     StepOutput training_step(const Batch& batch) override {
       const auto loss = at::mse_loss(net_(batch.input), batch.target);
-      return step_ == 2 ? loss + (net_->bias - net_->bias.detach()).abs().sqrt().sum() : loss;
+      return step_ == 2 ? loss + (net_->bias - net_->bias.detach()).sqrt().sum() : loss;
     }
     void optimize(Step& step) override {
       step_ = step.number();
@@ -222,12 +226,33 @@ TEST(NonFiniteGradients, AreFoundByTheirNorm) {
    private:
     std::int64_t step_ = 0;
   };
-  const TempDir dir;
-  TrainConfig config = config_in(dir.path() / "run");
-  config.optim.max_grad_norm = 1;
-  config.checkpoint.every_steps = 3;
-  EXPECT_THAT(train(config, 2, [](World&) { return std::make_unique<Rooted>(); }),
-              HasSubstr("the gradient norm of step 2 is not finite"));
+  struct Clipping {
+    double norm;
+    double value;
+    std::string found;
+  };
+  const std::string of_step = "the gradient norm of step 2 is not finite";
+  const std::vector<Clipping> clippings{
+      {0, 0, "the first parameter that is not finite is bias"}, {1, 0, of_step}, {0, 0.5, of_step}};
+  for (const Clipping& clipping : clippings) {
+    const std::vector<std::pair<NonFinitePolicy, std::string>> policies{
+        {NonFinitePolicy::stop, clipping.found},
+        {NonFinitePolicy::warn, clipping.found},
+        {NonFinitePolicy::skip, "step 2 was skipped since the last report: a gradient was not finite"},
+        {NonFinitePolicy::rollback, "the weights are those of step 0 again"}};
+    for (const auto& [policy, expected] : policies) {
+      const TempDir dir;
+      TrainConfig config = config_in(dir.path() / "run");
+      config.checkpoint.every_steps = 3;
+      config.optim.non_finite = policy;
+      config.optim.max_grad_norm = clipping.norm;
+      config.optim.max_grad_value = clipping.value;
+      CapturedStderr captured;
+      const std::string error = train(config, 2, [](World&) { return std::make_unique<Rooted>(); });
+      EXPECT_EQ(error.empty(), policy != NonFinitePolicy::stop) << error;
+      EXPECT_THAT(error + captured.text(), HasSubstr(expected)) << clipping.norm << ", " << clipping.value;
+    }
+  }
 }
 
 // Values that mean something: a metric, a frozen mask, and a micro-batch in which nothing counts.

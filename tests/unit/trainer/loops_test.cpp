@@ -152,14 +152,16 @@ std::string stages_around_sanity_steps(World& world, std::int64_t sanity_steps, 
     TrainControl control_;
     int stop_at_;
   };
-  const Plan plan =
-      plan_for(world.size(), in_memory({.max_epochs = 1, .batch_size = 2, .validate = {.sanity_steps = sanity_steps}}));
+  const Plan plan = plan_for(
+      world.size(),
+      in_memory({.max_epochs = 1, .batch_size = 2, .validate = {.at_start = true, .sanity_steps = sanity_steps}}));
   TrainControl control;
   Noting task(order, control, stop_at);
   DataLoader data(tiny_data(8), plan.loader, world);
   DataLoader validation(tiny_data(6 * world.size()), plan.eval_loader, world);
   Trainer trainer(plan, world, control);
   for (const auto& [stage, sign] : std::map<Stage, std::string>{{Stage::fit_start, "fit "},
+                                                                {Stage::epoch_start, "e "},
                                                                 {Stage::sanity_start, "("},
                                                                 {Stage::sanity_end, ") "},
                                                                 {Stage::validation_start, "<"},
@@ -176,8 +178,8 @@ std::string stages_around_sanity_steps(World& world, std::int64_t sanity_steps, 
 TEST(SanitySteps, HaveStagesOfTheirOwn) {
   for (const int ranks : {1, 2}) {
     thread_world(ranks, [](World& world) {
-      EXPECT_EQ(stages_around_sanity_steps(world, 2, 0), "fit (vv) <.v.v.v> end");
-      EXPECT_EQ(stages_around_sanity_steps(world, 0, 0), "fit <.v.v.v> end");
+      EXPECT_EQ(stages_around_sanity_steps(world, 2, 0), "fit (vv) <.v.v.v> e <.v.v.v> end");
+      EXPECT_EQ(stages_around_sanity_steps(world, 0, 0), "fit <.v.v.v> e <.v.v.v> end");
       EXPECT_EQ(stages_around_sanity_steps(world, 2, 1), "fit (v! end");
     });
   }

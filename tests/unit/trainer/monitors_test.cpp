@@ -1,6 +1,7 @@
 // Callbacks that measure, and the learning-rate range test.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -162,6 +164,22 @@ TEST(SmoothedMetric, IsAnAverageThatContinuesInAResumedRun) {
   EXPECT_THAT(message_of([] { SmoothedMetric("loss", 1); }), HasSubstr("decay is 1"));
 }
 
+/// Time makes a report after each step, and nothing else does.
+TrainConfig reported_by_time(std::int64_t steps) {
+  TrainConfig config = monitored(steps);
+  config.report.every_steps = 0;
+  config.report.every_s = 1e-9;
+  return config;
+}
+
+TEST(SmoothedMetric, IsAnAverageOverReportsByTime) {
+  const Rows rows = reports(1, reported_by_time(3),
+                            [](Trainer& trainer) { trainer.add(std::make_shared<SmoothedMetric>("loss", 0.5)); });
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_NEAR(rows[2].at("loss_smoothed"), (rows[0].at("loss") + 2 * rows[1].at("loss") + 4 * rows[2].at("loss")) / 7,
+              1e-12);
+}
+
 TEST(SmoothedMetric, OfTheSpeedIsTheSameOnAllRanks) {
   std::vector<std::vector<Metrics>> of_ranks(2);
   thread_world(2, [&](World& world) {
@@ -262,6 +280,19 @@ TEST(ThroughputMonitor, RefusesUnitsThatItCannotCount) {
   }
 }
 
+/// How often the name is in the event file of the run.
+int count_in_events(const std::filesystem::path& run, std::string_view name) {
+  std::string bytes;
+  for (const std::string& file : real_file_system().list(run)) {
+    bytes += file.starts_with("events.out") ? read_file(real_file_system(), run / file) : "";
+  }
+  int found = 0;
+  for (auto at = bytes.find(name); at != std::string::npos; at = bytes.find(name, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
 /// What tests/parity/tensorboard_parity.py reads, as the names that are in the file.
 TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
   const TempDir dir;
@@ -292,23 +323,24 @@ TEST(HistogramMonitor, WritesParametersAndGradientsAndChangesNothing) {
     return found;
   };
   EXPECT_TRUE(at::equal(weights("with", true), weights("without", false)));
-  std::string bytes;
-  for (const std::string& name : real_file_system().list(dir.path() / "with")) {
-    bytes += name.starts_with("events.out") ? read_file(real_file_system(), dir.path() / "with" / name) : "";
-  }
-  const auto count = [&](std::string_view name) {
-    int found = 0;
-    for (auto at = bytes.find(name); at != std::string::npos; at = bytes.find(name, at + 1)) {
-      ++found;
-    }
-    return found;
-  };
+  const auto count = [&](std::string_view name) { return count_in_events(dir.path() / "with", name); };
   EXPECT_EQ(count("parameters/weight"), 1) << "every second of three reports";
   EXPECT_EQ(count("gradients/bias"), 1);
   EXPECT_EQ(count("a text"), 3);
   EXPECT_EQ(count("picture"), 3);
   EXPECT_EQ(count("session_end_info"), 1);
   EXPECT_THROW(HistogramMonitor({.every_reports = 0}), ConfigError);
+}
+
+TEST(HistogramMonitor, CountsReportsByTime) {
+  const TempDir dir;
+  TrainConfig config = reported_by_time(12);
+  config.run_dir = (dir.path() / "run").string();
+  config.report.tensorboard = true;
+  reports(1, config, [](Trainer& trainer) {
+    trainer.add(std::make_shared<HistogramMonitor>(HistogramMonitorOptions{.every_reports = 5}));
+  });
+  EXPECT_EQ(count_in_events(dir.path() / "run", "parameters/weight"), 2);
 }
 
 TEST(DeviceMonitor, ReportsMemoryAndLoadOfTheProcess) {

@@ -209,12 +209,52 @@ TEST(TrainerPrecision, Fp16MixedSavesTheScaleOfEveryOptimizer) {
   EXPECT_EQ(other->optimizer(1).loss_scale().item<float>(), 32768);
 }
 
+TEST(TrainerPrecision, Fp16MixedReportsTheScaleOfEveryOptimizer) {
+  class Two final : public Task {
+   public:
+    Two() {
+      root_.register_module("first", first_);
+      root_.register_module("second", second_);
+    }
+    torch::nn::Module& module() override { return root_; }
+    std::vector<OptimizerSpec> optimizers() override {
+      std::vector<OptimizerSpec> specs{sgd({.lr = 1e-3}), sgd({.lr = 1e-3})};
+      specs[0].module = first_.get();
+      specs[1].module = second_.get();
+      return specs;
+    }
+    void optimize(Step& step) override {
+      update_with(0, step, [this](const Batch& b) { return at::mse_loss(first_(b.input), b.target) * 1e-3; });
+      update_with(1, step, [this](const Batch& b) { return at::mse_loss(second_(b.input), b.target) * 1e38 * 1e38; });
+    }
+
+   private:
+    torch::nn::Linear first_{4, 1};
+    torch::nn::Linear second_{4, 1};
+    torch::nn::Module root_{};
+  } task;
+  TrainConfig config = training_in(Precision::fp16_mixed);
+  config.max_epochs = 1;
+  config.report.every_steps = 1;
+  Session session = Session::single(config);
+  DataLoader data(tiny_data(32), session.plan.loader, session.world);
+  Trainer trainer(session);
+  std::vector<double> scales;
+  trainer.on(Stage::report, [&](const StageContext& at) {
+    if (at.state.step == 3) {
+      scales = {metric_of(*at.metrics, "loss_scale"), metric_of(*at.metrics, "loss_scale_1")};
+    }
+  });
+  trainer.fit(task, data);
+  EXPECT_THAT(scales, ElementsAre(65536, 65536 / 8));
+}
+
 TEST(Closures, AreRefusedWithWhatTheyCannotDo) {
   class Closure final : public TinyTask {
    public:
     using TinyTask::TinyTask;
     void optimize(Step& step) override {
-      step.optimizer().minimize([] { return StepOutput(); });
+      step.add(step.optimizer().minimize([] { return StepOutput(); }));
     }
   };
   TrainConfig spikes = training_in(Precision::fp32);

@@ -25,6 +25,7 @@
 #include "base/json.h"
 #include "support/borrowed.h"
 #include "support/captured_stderr.h"
+#include "support/limited_memory.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -122,6 +123,60 @@ TEST(Predict, GivesTheResultsInTheOrderOfTheDataForAnyNumberOfRanks) {
       });
     }
   }
+}
+
+TEST(Predict, KeepsResultsWhoseMemoryTheTaskUsesAgain) {
+  class Reusing final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override {
+      memory_.resize_({batch.samples});
+      at::sum_out(memory_, batch.input, at::IntArrayRef{1});
+      return {{"sum", memory_}, {"first", memory_.narrow(0, 0, batch.samples)}};
+    }
+
+   private:
+    at::Tensor memory_ = at::empty({0});
+  };
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.batch_size = 4}));
+  Reusing task;
+  DataLoader data(tiny_data(12), plan.eval_loader, world);
+  const NamedTensors found = Trainer(plan, world).predict(task, data);
+  const at::Tensor expected = at::sin(at::arange(48, at::kFloat) * 0.37).view({12, 4}).sum(1);
+  EXPECT_TRUE(at::allclose(tensor_of(found, "sum"), expected));
+  EXPECT_TRUE(at::allclose(tensor_of(found, "first"), expected));
+}
+
+// The ranks of a test share their memory. It had the results of all ranks eight times when each rank gathered them.
+TEST(Predict, NeedsMemoryForAllResultsOnTheMainRankOnly) {
+  constexpr std::int64_t kRowBytes = std::int64_t{1} << 20;
+  class Wide final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override {
+      return {{"x", batch.input.select(1, 0).unsqueeze(1).expand({batch.samples, kRowBytes / 4})}};
+    }
+  };
+  constexpr int kRanks = 3;
+  constexpr std::int64_t kSamples = 36;
+  std::vector<std::int64_t> ids(kSamples);
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto samples = tiny_data(kSamples);
+  const at::Tensor expected = samples->get(ids, {}).input.select(1, 0);
+  std::int64_t peak = 0;
+  {
+    const LimitedMemory memory;
+    thread_world(kRanks, [&](World& world) {
+      const Plan plan = plan_for(kRanks, in_memory({.batch_size = 1}));
+      Wide task;
+      DataLoader data(samples, plan.eval_loader, world);
+      const NamedTensors found = Trainer(plan, world).predict(task, data);
+      if (world.is_main()) {
+        EXPECT_TRUE(tensor_of(found, "x").select(1, 7).equal(expected));
+      }
+    });
+    peak = LimitedMemory::peak();
+  }
+  EXPECT_LT(peak, 6 * kSamples * kRowBytes);
 }
 
 TEST(Predict, IntoFilesContinuesAfterAFailureWithAnotherNumberOfRanks) {
@@ -300,6 +355,27 @@ TEST(Predict, KeepsTheLoadersOfACombinedLoaderApart) {
       }
     });
   }
+}
+
+// The ids 0 to 3 are in all loaders.
+TEST(Predict, KeepsTheLoadersOfNestedCombinedLoadersApart) {
+  class Echo final : public TinyTask {
+   public:
+    NamedTensors predict_step(const Batch& batch) override { return {{"x", batch.input.select(1, 0)}}; }
+  };
+  World world = World::single(c10::kCPU);
+  const Plan plan = prediction_plan(1);
+  const at::Tensor rows = at::arange(48, at::kFloat).view({12, 4});
+  std::vector<std::shared_ptr<BatchSource>> loaders;
+  for (std::int64_t first = 0; first < 12; first += 4) {
+    loaders.push_back(std::make_shared<DataLoader>(tensor_dataset(rows.narrow(0, first, 4)), plan.eval_loader, world));
+  }
+  const auto inner = std::make_shared<CombinedLoader>(std::vector{loaders[0], loaders[1]}, CombineMode::max_size);
+  CombinedLoader all({inner, loaders[2]}, CombineMode::max_size);
+  Echo task;
+  const NamedTensors found = Trainer(plan, world).predict(task, all);
+  EXPECT_TRUE(tensor_of(found, "loaders").equal(at::arange(3).repeat_interleave(4)));
+  EXPECT_TRUE(tensor_of(found, "x").to(at::kFloat).equal(rows.select(1, 0)));
 }
 
 // With three ranks the first step is a part of a step.
@@ -680,22 +756,27 @@ TEST(PredictionLimit, CountsStepsOfOneSize) {
   struct Case {
     int first;  // ranks
     int second;
-    std::int64_t batch_size;  // with which the second start continues
+    std::int64_t global_batch;  // of the training; 0: not given
+    std::int64_t batch_size;    // with which the second start continues
+    bool needs_global_batch;
   };
-  for (const auto& [first, second, batch_size] : {Case{1, 3, 1}, Case{4, 1, 12}, Case{2, 4, 2}}) {
+  for (const auto& [first, second, global_batch, batch_size, needs_global_batch] :
+       {Case{1, 3, 0, 1, false}, Case{4, 1, 0, 12, false}, Case{2, 4, 0, 2, true}, Case{4, 2, 48, 6, false}}) {
     SCOPED_TRACE(fmt::format("{} ranks, then {}", first, second));
     const TempDir dir;
     const CapturedStderr silent;
     const std::filesystem::path out = dir.path() / "out";
-    EXPECT_THAT(message_of([&] { predict(out, first, {.batch_size = 3}, /*fails_at=*/3); }),
-                HasSubstr("the power is gone"));
+    const TrainConfig config{.batch_size = 3, .global_batch_size = global_batch};
+    EXPECT_THAT(message_of([&] { predict(out, first, config, /*fails_at=*/3); }), HasSubstr("the power is gone"));
     const std::int64_t of_step = 3 * first;
-    const std::string refused = message_of<CheckpointError>([&] { predict(out, second, {.batch_size = 3}); });
+    const std::string refused = message_of<CheckpointError>([&] { predict(out, second, config); });
     EXPECT_THAT(refused, HasSubstr(fmt::format("has 2 steps with a global batch of {}, and now it is {}: "
                                                "--predict.max_batches counts steps",
                                                of_step, 3 * second)));
-    EXPECT_THAT(refused, HasSubstr(fmt::format("--batch_size {} --global_batch_size {}", batch_size, of_step)));
-    predict(out, second, {.batch_size = batch_size, .global_batch_size = of_step});
+    EXPECT_THAT(refused, HasSubstr(needs_global_batch ? fmt::format("use --batch_size {} --global_batch_size {}, or",
+                                                                    batch_size, of_step)
+                                                      : fmt::format("use --batch_size {}, or", batch_size)));
+    predict(out, second, {.batch_size = batch_size, .global_batch_size = needs_global_batch ? of_step : global_batch});
     expect_same(load_predictions(out), first_rows(expected(53), 4 * of_step));
   }
 }

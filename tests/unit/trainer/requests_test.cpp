@@ -296,5 +296,22 @@ TEST(AgreedStop, IsSeenByAllRanksAfterTheSameBatch) {
   });
 }
 
+// Later batches may be much slower.
+TEST(AgreedStop, IsSeenAfterFewBatchesHoweverFastTheyWere) {
+  thread_world(2, [](World& world) {
+    TrainControl control;
+    AgreedStop stop(world, control);
+    for (int batch = 0; batch < 5000; ++batch) {
+      ASSERT_FALSE(stop.look());
+    }
+    control.request_stop_from_signal(StopKind::terminate);
+    int more = 1;
+    while (!stop.look()) {
+      ++more;
+    }
+    ASSERT_LE(more, 16);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -368,6 +368,14 @@ void copy_newest(const std::filesystem::path& from, const std::filesystem::path&
   CheckpointStore(to / "checkpoints", CheckpointConfig{}, world).save(std::stoll(contents.values["step"]), contents);
 }
 
+TEST(RunCheckpoints, ThatDoNotExistAreNamedWithTheFlag) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.resume = (directory.path() / "missing").string();
+  EXPECT_THAT([&] { train(config); }, ThrowsMessage<CheckpointError>(testing::StartsWith(
+                                          "--resume: " + config.resume + ": No such file or directory")));
+}
+
 TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {
   const TempDir directory;
   TrainConfig config = config_in(directory.path() / "cpu");

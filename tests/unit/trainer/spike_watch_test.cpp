@@ -164,6 +164,32 @@ TEST(SpikeWatch, WeighsLossesByTheirCounts) {
   }
 }
 
+// As of a task that updates in every second step only.
+TEST(SpikeWatch, StepsWithoutAGradientNormAreNotCounted) {
+  for (const std::int64_t updates : {0, 1}) {
+    for (const std::int64_t at_once : {1, 5, 40}) {
+      thread_world(2, [&](World& world) {
+        SpikeWatch watch({.z_score = 6, .window = 10});
+        std::vector<std::int64_t> found;
+        for (std::int64_t step = 0; step < 40; ++step) {
+          const double norm = step / 2 == 15 ? 1.2 : 1 + 0.01 * static_cast<double>(step / 2 % 2);
+          watch.add(step,
+                    {.loss = at::scalar_tensor(1.0),
+                     .grad_norm = step % 2 == updates ? at::scalar_tensor(norm) : at::Tensor()},
+                    {.local_samples = 1, .global_samples = 2});
+          if ((step + 1) % at_once == 0) {
+            if (const auto spike = watch.look(world)) {
+              EXPECT_EQ(spike->name, "grad_norm");
+              found.push_back(spike->step);
+            }
+          }
+        }
+        EXPECT_THAT(found, testing::ElementsAre(30 + updates)) << "looked every " << at_once << " steps";
+      });
+    }
+  }
+}
+
 TEST(SpikeWatch, LooksAtTheInputsOfAllSamples) {
   std::vector<double> values;
   for (const int ranks : {1, 2, 3}) {
@@ -1428,6 +1454,28 @@ TEST(Rollback, HelpsAgainstNaN) {
     for (const auto& [name, weight] : weights) {
       EXPECT_TRUE(weight.isfinite().all().item<bool>()) << name;
     }
+  }
+}
+
+// A report after each step finds the value earlier. The one of step 41 comes after the last report by steps, in a run
+// that saves nothing.
+TEST(Rollback, IsTheSameWithReportsByTime) {
+  for (const bool nan : {false, true}) {
+    TrainConfig config = spiking_config(nan ? SpikePolicy::warn : SpikePolicy::rollback);
+    config.max_steps = 43;
+    if (nan) {
+      config.spike.z_score = 0;
+      config.optim.non_finite = NonFinitePolicy::rollback;
+    }
+    const auto weights = [&](double every_s) {
+      config.report.every_s = every_s;
+      CapturedStderr captured;
+      NamedTensors found = weights_after(2, config, {27, 41}, nan ? std::nan("") : 1e8);
+      EXPECT_THAT(captured.text(), HasSubstr("the samples of steps 25 to 29 are left out"));
+      EXPECT_THAT(captured.text(), HasSubstr("the samples of steps 40 to 42 are left out"));
+      return found;
+    };
+    EXPECT_EQ(largest_difference(weights(/*every_s=*/1e-6), weights(/*every_s=*/0)), 0);
   }
 }
 

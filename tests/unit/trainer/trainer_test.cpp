@@ -419,31 +419,63 @@ TEST(Trainer, StopsAtATimeThatTheProgramGaveBeforeTheFit) {
   EXPECT_THAT(result.why, HasSubstr("the budget is used"));
 }
 
-// The slowest step and save so far decide how early the limit acts.
-TEST(TimeLimit, LeavesTimeForTwoStepsAndASave) {
-  Session session = Session::single(in_memory({}));
-  TinyTask task;
-  const auto stops = [&](std::chrono::milliseconds left, bool saves_slowly) {
-    TrainControl control;
-    const TrainState state;
-    const StepResult step;
-    TimeLimit limit(TimeLimit::Clock::now() + left);
-    const auto at = [&](Stage stage) {
-      limit.on({stage, state, task.module(), session.world, session.plan, control, step});
-    };
-    at(Stage::fit_start);
-    at(Stage::step_end);
-    const auto until = TimeLimit::Clock::now() + std::chrono::milliseconds(saves_slowly ? 300 : 0);
+/// A time limit in a fit that the test plays.
+class PlayedLimit {
+ public:
+  explicit PlayedLimit(std::chrono::milliseconds left) : limit_(TimeLimit::Clock::now() + left) {}
+
+  void at(Stage stage) {
+    limit_.on({stage, state_, task_.module(), session_.world, session_.plan, control_, step_, strategy_.get()});
+  }
+  static void pass(std::chrono::milliseconds time) {
+    const auto until = TimeLimit::Clock::now() + time;
     while (TimeLimit::Clock::now() < until) {
     }
-    at(Stage::checkpoint_saved);
-    at(Stage::step_end);
-    return control.stop_requested() == StopKind::terminate;
+  }
+  bool stops() const { return control_.stop_requested() == StopKind::terminate; }
+
+ private:
+  Session session_ = Session::single(in_memory({}));
+  TinyTask task_{};
+  TrainControl control_{};
+  const TrainState state_{};
+  const StepResult step_{};
+  std::unique_ptr<Strategy> strategy_ = make_strategy(session_.plan, session_.world);
+  TimeLimit limit_;
+};
+
+// The slowest step and save so far decide how early the limit acts.
+TEST(TimeLimit, LeavesTimeForTwoStepsAndASave) {
+  const auto stops = [](std::chrono::milliseconds left, bool saves_slowly) {
+    PlayedLimit limit(left);
+    limit.at(Stage::fit_start);
+    limit.at(Stage::step_end);
+    limit.pass(std::chrono::milliseconds(saves_slowly ? 300 : 0));
+    limit.at(Stage::checkpoint_saved);
+    limit.at(Stage::step_end);
+    return limit.stops();
   };
   EXPECT_FALSE(stops(std::chrono::hours(1), false));
   EXPECT_FALSE(stops(std::chrono::hours(1), true));
   EXPECT_TRUE(stops(std::chrono::milliseconds(500), true));  // 200 left, the last save took 300
   EXPECT_TRUE(stops(std::chrono::milliseconds(0), false));
+}
+
+// Two steps of this length would take 1200 milliseconds.
+TEST(TimeLimit, DoesNotCountAValidationAsAStep) {
+  const auto stops = [](Stage end, std::chrono::milliseconds left) {
+    PlayedLimit limit(left);
+    limit.at(Stage::fit_start);
+    limit.pass(std::chrono::milliseconds(600));
+    limit.at(end);
+    limit.at(Stage::step_end);
+    return limit.stops();
+  };
+  for (const Stage end : {Stage::validation_end, Stage::evaluation_stopped, Stage::sanity_end}) {
+    EXPECT_FALSE(stops(end, std::chrono::milliseconds(1740))) << end;
+  }
+  EXPECT_TRUE(stops(Stage::step_end, std::chrono::milliseconds(1740)));
+  EXPECT_TRUE(stops(Stage::validation_end, std::chrono::milliseconds(1000))) << "400 left, the last one took 600";
 }
 
 TEST(Trainer, ClipsAndSchedules) {
@@ -1085,6 +1117,21 @@ TEST(Trainer, WeighsOutputsThatAreAddedAtTheEndOfAStep) {
     ASSERT_NE(size, result.metrics.end());
     EXPECT_DOUBLE_EQ(size->second, built ? 3.0 / 2 : 5.0 / 3) << "weights 1 and 1 of the last forward, or 2 and 1";
   }
+}
+
+TEST(Trainer, RefusesDataThatGivesNoStep) {
+  class Empty final : public BatchSource {
+   public:
+    const StepBatches* next() override { return nullptr; }
+    std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
+    LoaderPosition position() const override { return {}; }
+    void seek(const LoaderPosition&) override {}
+  };
+  Session session = Session::single(in_memory({.max_epochs = 0, .max_steps = 5}));
+  Empty data;
+  TinyTask task;
+  EXPECT_EQ(message_of<DataError>([&] { Trainer(session).fit(task, data); }),
+            "the training data gave no steps | give it at least one");
 }
 
 TEST(Trainer, NeedsTheLengthOfARunForCosine) {

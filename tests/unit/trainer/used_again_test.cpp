@@ -1,8 +1,10 @@
 // Loaders, callbacks and trainers that a program has used before.
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,6 +78,33 @@ TEST(UsedAgain, ALoaderWhoseValidationFailedIsValidatedAsAWhole) {
   task = {};
   trainer.validate(task, data);
   EXPECT_EQ(task.samples, 32);
+}
+
+TEST(UsedAgain, ALoaderWhoseDataWasAwayInItsFirstStepIsValidatedAsAWhole) {
+  World world = World::single(at::kCPU);
+  for (const int workers : {0, 2}) {
+    TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 4});
+    config.data.workers = workers;
+    const Plan plan = plan_for(1, config);
+    std::atomic<bool> is_away = true;
+    const auto samples = tiny_data(32);
+    const auto get = [&](std::int64_t id, std::uint64_t) {
+      if (is_away && id == 0) {
+        throw IoError("Stale file handle");
+      }
+      const Batch sample = samples->get(std::vector<std::int64_t>{id}, {});
+      return Batch{.input = sample.input[0], .target = sample.target[0]};
+    };
+    CountingValidation task;
+    DataLoader data(sample_dataset(32, get), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    EXPECT_THROW(trainer.validate(task, data), DataError);
+    EXPECT_THROW(trainer.validate(task, data), DataError) << "it is still away";
+    EXPECT_EQ(task.samples, 0);
+    is_away = false;
+    trainer.validate(task, data);
+    EXPECT_EQ(task.samples, 32);
+  }
 }
 
 TEST(UsedAgain, ALoaderWhosePredictionWasStoppedIsPredictedAsAWhole) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -22,9 +23,11 @@
 #include <lockstep/plan/plan.h>
 #include <lockstep/world/world.h>
 
+#include "checkpoint/main_rank.h"
 #include "failure/deadlines.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
+#include "world/gather_values.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -165,6 +168,17 @@ TEST_P(WorldOf, MovesHostValuesOnTheControlPlane) {
   });
 }
 
+TEST(GatherValues, KeepsListsOfDifferentLengths) {
+  thread_world(3, [](World& world) {
+    const std::vector<double> mine(static_cast<std::size_t>(world.rank()), 0.5 * world.rank());
+    EXPECT_THAT(gather_values(world, mine),
+                ElementsAre(std::vector<double>{}, std::vector<double>{0.5}, std::vector<double>{1, 1}));
+    EXPECT_THAT(gather_value(world, world.rank()), ElementsAre(0, 1, 2));
+  });
+  World alone = World::single(c10::Device(c10::kCPU));
+  EXPECT_THAT(gather_value(alone, 7), ElementsAre(7));
+}
+
 TEST_P(WorldOf, TakesTurns) {
   std::atomic<int> done{0};
   thread_world(GetParam(), [&](World& world) {
@@ -233,6 +247,35 @@ TEST_P(WorldOf, ThrowsTheSameErrorOnEveryRank) {
       EXPECT_EQ(error.hint(), "make room");
       EXPECT_EQ(error.number(), ENOSPC);
     }
+  });
+}
+
+// Code of others may throw what is no std::exception. The other ranks must not wait for the rank that did.
+TEST_P(WorldOf, TellsEveryRankOfAnExceptionOfAnyType) {
+  thread_world(GetParam(), [&](World& world) {
+    const int bad = world.size() - 1;
+    const auto work = [&] {
+      if (world.rank() == bad) {
+        throw std::string("no space");
+      }
+      return std::string();
+    };
+    using Call = std::function<void()>;
+    for (const Call& call :
+         {Call([&] { world.main_first("prepare", work); }), Call([&] { world.one_by_one("prepare", work); }),
+          Call([&] { run_on(world, "prepare", world.rank() == bad, work); })}) {
+      try {
+        call();
+        FAIL() << "rank " << world.rank() << " heard nothing";
+      } catch (const std::string& text) {
+        EXPECT_EQ(world.rank(), bad);
+        EXPECT_EQ(text, "no space");
+      } catch (const CommError& error) {
+        EXPECT_NE(world.rank(), bad);
+        EXPECT_EQ(error.what(), fmt::format("prepare failed on rank {}: std::string: no space", bad));
+      }
+    }
+    world.barrier("still usable");
   });
 }
 
