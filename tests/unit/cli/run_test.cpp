@@ -428,11 +428,16 @@ TEST(Orphans, AreReapedBehindAChildOfTheScript) {
   launcher.wait();
 }
 
+/// It gives itself its name, perhaps after the first lines of the ranks. -1: there is none.
 pid_t watcher_of(pid_t launcher) {
-  for (const pid_t child : Process::children_of(launcher)) {
-    if (Process::name_of(child) == Process::kWatcher) {
-      return child;
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  while (std::chrono::steady_clock::now() < deadline) {
+    for (const pid_t child : Process::children_of(launcher)) {
+      if (Process::name_of(child) == Process::kWatcher) {
+        return child;
+      }
     }
+    std::this_thread::sleep_for(1ms);
   }
   return -1;
 }
