@@ -25,7 +25,9 @@ bool AgreedStop::look_now() {
   }
   const auto now = Clock::now();
   const double seconds = std::max(1e-9, std::chrono::duration<double>(now - looked_).count());
-  const double in_a_second = std::clamp<double>(static_cast<double>(batches_) / seconds, 1, kMostBatches);
+  // At most twice the previous number: the first batches may be faster than the others.
+  const std::int64_t most = std::min(kMostBatches, 2 * std::max(due_, batches_));
+  const double in_a_second = std::clamp(static_cast<double>(batches_) / seconds, 1.0, static_cast<double>(most));
   struct Answer {
     std::int64_t is_asked;
     std::int64_t due;
