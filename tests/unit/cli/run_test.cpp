@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <arpa/inet.h>
@@ -23,6 +22,7 @@
 #include "support/loud_lines.h"
 #include "support/presence.h"
 #include "support/process.h"
+#include "support/process_states.h"
 #include "support/requirements.h"
 #include "support/sweep.h"
 #include "support/temp_dir.h"
@@ -395,9 +395,8 @@ TEST(Orphans, OfAnotherBatchJobAreNoOrphans) {
       const std::string id = read_text(file);
       auto process = std::make_unique<Process>(
           Words{"env", "-i", "LOCKSTEP_LAUNCH_ID=" + id.substr(0, id.find('\n')), job, "sleep", "1000"});
-      while (Process::name_of(process->pid()) != "sleep") {  // before, it has the environment of this test
-        std::this_thread::sleep_for(1ms);
-      }
+      // Before it has this name, it has the environment of this test.
+      EXPECT_TRUE(becomes_true([&] { return Process::name_of(process->pid()) == "sleep"; }));
       return process;
     };
     const auto submitted = start("SLURM_JOB_ID=2");
@@ -415,31 +414,25 @@ TEST(Orphans, AreReapedBehindAChildOfTheScript) {
       "for i in 1 2 3 4 5 6; do (setsid sleep 0.6 &); done; sleep 1.2; echo ended; exec sleep 1000";
   Process launcher({"sh", "-c", "sleep 0.3 & exec \"$0\" run -- sh -c \"$1\"", LOCKSTEP_CLI, rank});
   ASSERT_TRUE(launcher.wait_for("ended")) << launcher.err();
-  const auto zombies = [&] {
+  const auto has_one_zombie = [&] {
     return std::ranges::count_if(Process::children_of(launcher.pid()),
-                                 [](pid_t child) { return read_process_state(child).state == 'Z'; });
+                                 [](pid_t child) { return read_process_state(child).state == 'Z'; }) == 1;
   };
-  const auto deadline = std::chrono::steady_clock::now() + 30s;
-  while (zombies() != 1 && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(10ms);
-  }
-  EXPECT_EQ(zombies(), 1) << "the child of the script";
+  EXPECT_TRUE(becomes_true(has_one_zombie)) << "only the child of the script is left";
   launcher.signal(SIGTERM);
   launcher.wait();
 }
 
 /// It gives itself its name, perhaps after the first lines of the ranks. -1: there is none.
 pid_t watcher_of(pid_t launcher) {
-  const auto deadline = std::chrono::steady_clock::now() + 10s;
-  while (std::chrono::steady_clock::now() < deadline) {
+  pid_t watcher = -1;
+  becomes_true([&] {
     for (const pid_t child : Process::children_of(launcher)) {
-      if (Process::name_of(child) == Process::kWatcher) {
-        return child;
-      }
+      watcher = Process::name_of(child) == Process::kWatcher ? child : watcher;
     }
-    std::this_thread::sleep_for(1ms);
-  }
-  return -1;
+    return watcher > 0;
+  });
+  return watcher;
 }
 
 TEST(Orphans, DoNotOutliveAKilledLauncher) {

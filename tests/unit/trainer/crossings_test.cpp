@@ -588,21 +588,26 @@ TEST(Crossing, AValidationThatFailedIsDoneOnResume) {
   EXPECT_FALSE(std::isnan(value_of(resumed.metrics, "val_loss")));
 }
 
+/// The steps after which a run over 58 samples validates. Each pass over them ends with a short step.
+std::vector<std::int64_t> validated_steps(const TrainConfig& config) {
+  BadSteps task({});
+  std::vector<std::int64_t> found;
+  fit(
+      config, task,
+      [&](Trainer& trainer) {
+        trainer.on(Stage::validation_end, [&](const StageContext& at) { found.push_back(at.state.step); });
+      },
+      /*samples=*/58);
+  return found;
+}
+
 TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {
   const auto steps = [](const TempDir& dir, std::int64_t most) {
     TrainConfig config = in_directory(forty_steps(), dir);
     config.max_steps = most;
     config.data.steps_per_epoch = 12;
     config.validate.every_epochs = 0.25;
-    BadSteps task({});
-    std::vector<std::int64_t> found;
-    fit(
-        config, task,
-        [&](Trainer& trainer) {
-          trainer.on(Stage::validation_end, [&](const StageContext& at) { found.push_back(at.state.step); });
-        },
-        /*samples=*/58);  // each pass ends with a short step
-    return found;
+    return validated_steps(config);
   };
   const TempDir whole;
   EXPECT_THAT(steps(whole, 12), ElementsAre(3, 6, 9, 12));
@@ -614,27 +619,18 @@ TEST(Crossing, APartOfAnEpochIsCountedInAResumedRunAsBefore) {
 // Three passes of 5 steps are as long as 30 steps of half the batch, because the last step of a pass is smaller.
 TEST(Crossing, AnEpochOfSeveralPassesGoesOnWithAnotherGlobalBatch) {
   const TempDir dir;
-  const auto validated = [&](std::int64_t global_batch, std::int64_t most) {
+  const auto steps = [&](std::int64_t global_batch, std::int64_t most) {
     TrainConfig config = in_directory(forty_steps(), dir);
     config.global_batch_size = global_batch;
     config.max_steps = most;
     config.data.steps_per_epoch = 40;
     config.validate.every_epochs = 0.25;
-    BadSteps task({});
-    std::vector<std::int64_t> found;
-    fit(
-        config, task,
-        [&](Trainer& trainer) {
-          trainer.on(Stage::validation_end, [&](const StageContext& at) { found.push_back(at.state.step); });
-        },
-        /*samples=*/58);
-    return found;
+    return validated_steps(config);
   };
-  EXPECT_THAT(validated(12, 15), ElementsAre(10));
-  EXPECT_THAT(validated(6, 25), ElementsAre(25));
+  EXPECT_THAT(steps(12, 15), ElementsAre(10));
+  EXPECT_THAT(steps(6, 25), ElementsAre(25));
 }
 
-// The loader keeps the global batch of the checkpoint, so an epoch keeps its length too.
 TEST(Crossing, AScheduleAndPartsOfEpochsGoOnWithAnotherNumberOfRanks) {
   struct Seen {
     std::vector<double> rates{};
