@@ -46,7 +46,6 @@
 #include "supervise/signal_inbox.h"
 #include "trainer/output/run_end.h"
 #include "worker.h"
-#include "world/rendezvous.h"
 
 namespace lockstep {
 
@@ -232,7 +231,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   auto identity = detect_identity(environment);
   const Hardware hardware =
       invocation.hardware_file.empty() ? probe_hardware(environment) : read_hardware(invocation.hardware_file);
-  const LaunchFacts facts{.launch_name = identify_launch(environment, identity),
+  const LaunchFacts facts{.launch_name = launch_name(environment, identity),
                           .program = program,
                           .program_values = program_values(flags),
                           .started_by_program = launched_by_this_program(identity),

@@ -11,8 +11,10 @@
 #include <lockstep/base/variables.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/environment/hardware.h>
+#include <lockstep/environment/launch_name.h>
 #include <lockstep/session.h>
 
+#include "base/duration.h"
 #include "base/text.h"
 #include "checkpoint/run_hold.h"
 #include "report/console.h"
@@ -111,7 +113,9 @@ Session Session::connect(const TrainConfig& config) {
   }
   identity->starts_ranks = false;  // only the program that owns this process may start ranks
   Plan plan = resolve_without_flags(config, probe_hardware(environment), identity,
-                                    {.launch_name = identify_launch(environment, identity)});
+                                    {.launch_name = launch_name(environment, identity)});
+  plan.facts.launch_name =
+      identify_launch(std::move(plan.facts.launch_name), *identity, to_milliseconds(plan.config.dist.init_timeout_s));
   World world = connect_once(plan, *identity);
   return begin_session(std::move(plan), std::move(world));
 }

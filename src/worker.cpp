@@ -52,6 +52,7 @@
 #include "supervise/peer_stalls.h"
 #include "world/out_of_memory.h"
 #include "world/rank_place.h"
+#include "world/rendezvous.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -293,6 +294,9 @@ int RankProcess::run(const std::function<void(Session&)>& worker) {
 }
 
 Session& RankProcess::connect() {
+  set_log_rank(identity_.rank, identity_.world_size);
+  plan_.facts.launch_name =
+      identify_launch(std::move(plan_.facts.launch_name), identity_, to_milliseconds(plan_.config.dist.init_timeout_s));
   World connected = WorldAccess::connect(
       plan_, identity_, [&](const World& world) { watch_peers(monitor_, world, plan_, identity_, environment_); });
   plan_ = with_run_directory(plan_, connected);

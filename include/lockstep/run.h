@@ -16,7 +16,8 @@ namespace [[gnu::visibility("default")]] lockstep {
 /// every process.
 ///
 /// - Code in main before run() runs in every process. With several ranks, main does not see what `worker` writes to
-/// captured variables; write results to files.
+/// captured variables; write results to files. Ranks that this program or `lockstep run` started have an empty standard
+/// input.
 /// - `worker` may train several times; run() itself may be called only once per process (a second call is an error).
 /// - SIGINT, SIGTERM, SIGUSR1 and SIGHUP stop the run after the current step and a save; a second Ctrl-C ends it at
 /// once.

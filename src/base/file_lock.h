@@ -8,6 +8,10 @@
 
 namespace lockstep {
 
+/// What to do if the file system has no locks.
+inline constexpr const char* kNoLocksHint =
+    "mount the file system with locks (NFS without nolock, Lustre with flock), or use another one";
+
 /// `fd` is open for writing. False: another open file holds the lock (errno EAGAIN), or it is not possible.
 inline bool take_file_lock(int fd) noexcept {
   struct flock whole {};

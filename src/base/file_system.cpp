@@ -386,7 +386,7 @@ class RealFileSystem final : public FileSystem {
     }
     if (!locked) {
       if (errno != EAGAIN && errno != EACCES) {
-        throw_io_error("lock", path, errno);
+        throw_lock_error(path, errno);
       }
       std::array<char, 4096> text{};
       const ssize_t got = retry([&] { return ::pread(file.get(), text.data(), text.size(), 0); });
@@ -425,6 +425,14 @@ class RealFileSystem final : public FileSystem {
                     "move it away, or use another directory", error);
     }
     throw_io_error("create", path, error);
+  }
+
+  [[noreturn]] static void throw_lock_error(const Path& path, int error) {
+    if (error == ENOLCK || error == ENOSYS || error == EOPNOTSUPP) {
+      throw IoError(fmt::format("cannot lock {}: {}", printable(path.string()), std::generic_category().message(error)),
+                    kNoLocksHint, error);
+    }
+    throw_io_error("lock", path, error);
   }
 
   [[noreturn]] static void throw_rename_error(const Path& from, const Path& to, int error) {

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <future>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -129,15 +131,20 @@ struct CheckpointStore::Impl {
     return all;
   }
 
-  /// Collective. Loads the first undamaged candidate.
+  /// Collective. Loads the first undamaged candidate. If it cannot be read now, no older one takes its place, but with
+  /// per_node the same one of another node.
   std::optional<StoredCheckpoint> load_first(const std::vector<Candidate>& candidates, const OnDamage& on_damage) {
-    std::vector<std::string> unreadable;
+    std::vector<std::string> damaged;
+    std::optional<std::int64_t> unread;  // its step
+    std::exception_ptr why_unread;
     for (const Candidate& candidate : candidates) {
+      if (unread && candidate.step != unread) {
+        break;
+      }
       const bool mine = candidate.rank == world.rank();
       try {
-        StoredCheckpoint stored{candidate.step, load_on(world, candidate.rank, [&] {
-                                  return read_contents(kept.directory(), candidate.step);
-                                })};
+        StoredCheckpoint stored{
+            candidate.step, load_on(world, candidate.rank, [&] { return read_contents(kept.files(candidate.step)); })};
         if (mine) {
           kept.found_whole(candidate.step);
         }
@@ -146,19 +153,30 @@ struct CheckpointStore::Impl {
         if (mine) {
           kept.found_damaged(candidate.step);
         }
-        unreadable.push_back(step_name(candidate.step));
+        damaged.push_back(step_name(candidate.step));
         if (world.is_main()) {
           log_warning(error.what());
         }
         if (on_damage) {
           on_damage(error.what());
         }
+      } catch (const IoError& error) {  // the same on every rank
+        if (!unread) {
+          unread = candidate.step;
+          why_unread = std::current_exception();
+        }
+        if (per_node && world.is_main()) {
+          log_warning(error.what());
+        }
       }
     }
-    if (!unreadable.empty()) {
+    if (unread) {
+      std::rethrow_exception(why_unread);
+    }
+    if (!damaged.empty()) {
       const std::string where = world.broadcast_bytes(kept.directory().path(0).parent_path().string());
       throw CheckpointError(
-          fmt::format("no checkpoint in {} can be read: {}", where, join(unreadable, ", ")),
+          fmt::format("no checkpoint in {} can be read: {}", where, join(damaged, ", ")),
           fmt::format("lockstep verify {} lists the damage; --fresh starts over and keeps them beside the new run",
                       where));
     }
@@ -234,7 +252,7 @@ CheckpointContents CheckpointStore::load(std::int64_t step) {
   const auto found = impl_->candidates([&] { return impl_->kept.newest_first(); });
   const auto here = std::find_if(found.begin(), found.end(), [&](const auto& c) { return c.step == step; });
   return load_on(impl_->world, here == found.end() ? 0 : here->rank,
-                 [&] { return read_contents(impl_->kept.directory(), step); });
+                 [&] { return read_contents(impl_->kept.files(step)); });
 }
 
 std::optional<StoredCheckpoint> CheckpointStore::load_latest(const OnDamage& on_damage) {

@@ -35,7 +35,11 @@ std::string describe(const StoredContents& saved) {
   for (const std::string& bytes : saved.per_rank) {
     sizes.push_back(bytes.size());
   }
-  return dump_json({{"values", values}, {"files", files}, {"per_rank", sizes}});
+  Json tied = Json::array();
+  for (const auto& [name, first] : saved.contents.tied_names) {
+    tied.push_back(Json::array({exact_json(name), exact_json(first)}));
+  }
+  return dump_json({{"values", values}, {"files", files}, {"per_rank", sizes}, {"tied", tied}});
 }
 
 StoredContents from_description(std::string_view text) {
@@ -54,6 +58,9 @@ StoredContents from_description(std::string_view text) {
   }
   for (const Json& size : json.at("per_rank")) {
     saved.per_rank.emplace_back(size.get<std::size_t>(), '\0');
+  }
+  for (const Json& entry : json.at("tied")) {
+    saved.contents.tied_names.emplace(exact_text(entry.at(0), "name"), exact_text(entry.at(1), "name"));
   }
   return saved;
 }

@@ -31,10 +31,11 @@ void write_bytes(CheckpointWriter& writer, const std::string& name, std::string_
   writer.add(name, [&](const auto& append) { append(std::as_bytes(std::span(bytes))); });
 }
 
-void write_tensors(CheckpointWriter& writer, const std::string& file, const NamedTensors& tensors) {
+void write_tensors(CheckpointWriter& writer, const std::string& file, const NamedTensors& tensors,
+                   const std::map<std::string, std::string>& tied_names) {
   const TensorViews views(tensors, file);
   writer.add(
-      file, [&](const auto& append) { views.write(append); }, views.byte_size());
+      file, [&](const auto& append) { views.write(append, tied_names); }, views.byte_size());
 }
 
 /// The values that the store adds; numbers in the file.
@@ -116,7 +117,8 @@ std::int64_t byte_size(const CheckpointContents& contents) {
 void write_contents(CheckpointWriter& writer, std::int64_t step, const CheckpointContents& contents,
                     std::span<const std::string> per_rank) {
   for (const auto& [name, tensors] : contents.tensors) {
-    write_tensors(writer, name + std::string(kTensorsSuffix), tensors);
+    write_tensors(writer, name + std::string(kTensorsSuffix), tensors,
+                  name == "model" ? contents.tied_names : std::map<std::string, std::string>());
   }
   write_bytes(writer, std::string(kStateName), state_text(step, per_rank.size(), contents.values));
   for (std::size_t rank = 0; rank < per_rank.size(); ++rank) {
@@ -126,21 +128,23 @@ void write_contents(CheckpointWriter& writer, std::int64_t step, const Checkpoin
   }
 }
 
-std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step) {
+std::map<std::string, std::string> peek_values(const CheckpointFiles& files) {
   try {
-    return parse_state(directory.read(step, std::string(kStateName), kMaxStateBytes));
+    return parse_state(files.read(std::string(kStateName), kMaxStateBytes));
+  } catch (const IoError&) {
+    throw;
   } catch (const std::exception&) {
     return {};
   }
 }
 
-StoredContents read_contents(const CheckpointDir& directory, std::int64_t step) {
+StoredContents read_contents(const CheckpointFiles& files) {
   std::map<std::string, at::Tensor> file_bytes;  // rows of bytes
-  for (const Manifest::File& file : directory.manifest(step).files) {
+  for (const Manifest::File& file : files.manifest().files) {
     at::Tensor& bytes = file_bytes[file.name] = at::empty({file.size}, at::kByte);
-    directory.read(step, file, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
+    files.read(file, {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()});
   }
-  const auto where = [&](std::string_view name) { return (directory.path(step).filename() / name).string(); };
+  const auto where = [&](std::string_view name) { return (files.directory().filename() / name).string(); };
   const auto text_of = [&](const std::string& name) {
     const auto found = file_bytes.find(name);
     return found == file_bytes.end() ? std::nullopt : std::optional(std::string(text_of_bytes(found->second)));
@@ -154,7 +158,7 @@ StoredContents read_contents(const CheckpointDir& directory, std::int64_t step) 
   std::size_t world_size = 0;
   try {
     saved.contents.values = parse_state(*state);
-    world_size = checked_world_size(saved.contents.values, step);
+    world_size = checked_world_size(saved.contents.values, files.step());
   } catch (const std::runtime_error& error) {
     throw CheckpointError(fmt::format("{}: {}", where(kStateName), error.what()),
                           "use the lockstep version that wrote it, or another checkpoint");

@@ -10,6 +10,8 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "storage/checkpoint_files.h"
+
 namespace lockstep {
 
 /// The expected size of the files, before they are written.
@@ -25,10 +27,10 @@ struct StoredContents {
   std::vector<std::string> per_rank{};  ///< one for every rank of the run that wrote it
 };
 
-/// Reads only the values of a checkpoint; {} if they cannot be read.
-std::map<std::string, std::string> peek_values(const CheckpointDir& directory, std::int64_t step);
+/// Reads only the values of a checkpoint; {} if they are damaged. Throws: IoError (they cannot be read now).
+std::map<std::string, std::string> peek_values(const CheckpointFiles& files);
 
 /// Reads and verifies every byte of a checkpoint. Throws: CheckpointError naming file and damage, IoError.
-StoredContents read_contents(const CheckpointDir& directory, std::int64_t step);
+StoredContents read_contents(const CheckpointFiles& files);
 
 }  // namespace lockstep

@@ -81,6 +81,7 @@ PinnedLayout pack_pinned(std::span<const std::int64_t> sizes) {
 const CheckpointContents& HostCopies::take(const CheckpointContents& live) {
   make_room(live);
   copies_.values = live.values;
+  copies_.tied_names = live.tied_names;
   std::optional<c10::Device> device;
   for (const auto& [file, tensors] : live.tensors) {
     NamedTensors& copies = copies_.tensors[file];

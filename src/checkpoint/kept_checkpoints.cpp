@@ -49,6 +49,21 @@ std::string run_name(const path& checkpoints) {
   return std::filesystem::absolute(checkpoints / ".").parent_path().parent_path().filename().string();
 }
 
+bool is_full(const IoError& error) { return error.number() == ENOSPC || error.number() == EDQUOT; }
+
+/// With checkpoint.per_node another node may have the values: a start does not end because of this node's disk.
+std::map<std::string, std::string> values_of(const CheckpointFiles& files, bool per_node) {
+  try {
+    return peek_values(files);
+  } catch (const IoError& error) {
+    if (!per_node) {
+      throw;
+    }
+    log_warning(error.what());
+    return {};
+  }
+}
+
 void tolerating_old_ones(const std::function<void()>& work) {
   try {
     work();
@@ -81,7 +96,7 @@ void KeptCheckpoints::open() {
     }
   });
   for (const std::int64_t step : directory_.steps()) {
-    note_values(step, peek_values(directory_, step));
+    note_values(step, values_of(files(step), config_.per_node));
   }
 }
 
@@ -112,7 +127,7 @@ void KeptCheckpoints::abandon_after(std::int64_t step) {
     known_whole_.reset();
   }
   if (const auto left = directory_.steps(); std::binary_search(left.begin(), left.end(), step)) {
-    link(step, peek_values(directory_, step));
+    link(step, values_of(files(step), config_.per_node));
   }
 }
 
@@ -171,7 +186,7 @@ void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& content
       is_written = true;
     } catch (const IoError& error) {
       if (!make_room_after(error)) {
-        throw;
+        throw with_advice(error);
       }
     }
   }
@@ -184,14 +199,26 @@ void KeptCheckpoints::write(std::int64_t step, const CheckpointContents& content
 // A quota is not in the free space of the disk, and the files are larger than their tensors.
 bool KeptCheckpoints::make_room_after(const IoError& error) {
   const std::size_t before = directory_.steps().size();
-  const bool is_full = error.number() == ENOSPC || error.number() == EDQUOT;
-  if (config_.keep_all || !is_full || before <= 2) {
+  if (config_.keep_all || !is_full(error) || before <= 2) {
     return false;
   }
   if (const auto whole = newest_whole()) {
     directory_.retain(static_cast<int>(before) - 1, *whole, kept_steps(*whole));
   }
   return directory_.steps().size() < before;
+}
+
+// A smaller keep_last is no advice: without room a save leaves two checkpoints and the best ones.
+IoError KeptCheckpoints::with_advice(const IoError& error) const {
+  if (!is_full(error) || directory_.steps().size() <= 2 || (!config_.keep_all && config_.keep_best == 0)) {
+    return error;
+  }
+  return IoError(
+      error.what(),
+      fmt::format("{}{}{}", error.hint(), error.hint().empty() ? "" : "; ",
+                  config_.keep_all ? "without checkpoint.keep_all a save deletes old checkpoints to make room"
+                                   : "with a lower checkpoint.keep_best a save may delete more old checkpoints"),
+      error.number());
 }
 
 // Deletes nothing until at least one checkpoint is known to be undamaged.
@@ -202,6 +229,8 @@ std::optional<std::int64_t> KeptCheckpoints::newest_whole() {
       known_whole_ = directory_.verify(*step).step;
     } catch (const CheckpointError&) {
       damaged_.insert(*step);
+    } catch (const IoError&) {
+      // It cannot be read now: neither known to be undamaged, nor damaged.
     }
   }
   return known_whole_;

@@ -17,6 +17,8 @@
 #include <lockstep/config/train_config.h>
 #include <lockstep/storage/checkpoint_dir.h>
 
+#include "storage/checkpoint_files.h"
+
 namespace lockstep {
 
 class KeptCheckpoints {
@@ -38,6 +40,7 @@ class KeptCheckpoints {
   void found_damaged(std::int64_t step) { damaged_.insert(step); }
 
   const CheckpointDir& directory() const noexcept { return directory_; }
+  CheckpointFiles files(std::int64_t step) const { return {fs_, directory_.path(step), step}; }
   // The checkpoints with a key: a load tries the largest first.
   std::map<std::int64_t, double> newest_first() const;
   std::map<std::int64_t, double> best_first() const;
@@ -50,6 +53,8 @@ class KeptCheckpoints {
   std::vector<std::int64_t> by_score() const;
   /// After a save that found no room: deletes the oldest checkpoint. False: that is no help, or none may go.
   bool make_room_after(const IoError& error);
+  /// `error` with what would leave more room for the next save.
+  IoError with_advice(const IoError& error) const;
   std::optional<std::int64_t> newest_whole();
   /// The run continued without them. Keeps them for inspection: neither a save nor retention touches them.
   void keep_damaged();

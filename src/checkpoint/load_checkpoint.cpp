@@ -1,6 +1,8 @@
 // A checkpoint of any run, named by the user.
+#include <cstdint>
 #include <filesystem>
-#include <system_error>
+#include <optional>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -12,6 +14,7 @@
 
 #include "base/run_files.h"
 #include "checkpoint/contents_broadcast.h"
+#include "checkpoint/named_checkpoint.h"
 #include "storage/names.h"
 
 namespace lockstep {
@@ -19,24 +22,15 @@ namespace {
 
 using std::filesystem::path;
 
-// "step-0000000500", with or without a trailing slash. Links are followed, because the user named them.
-path real_folder(const path& named) {
-  std::error_code missing;
-  const path folder = std::filesystem::canonical(named, missing);
-  if (missing) {
-    throw CheckpointError(
-        fmt::format("{}: {}, expected a checkpoint or a run directory", named.string(), missing.message()),
-        "name one checkpoint, e.g. runs/a/checkpoints/step-0000000500, or a run, e.g. runs/a");
-  }
-  return folder;
-}
-
-StoredContents read_newest(const path& run, const OnDamage& on_damage) {
-  const CheckpointDir directory(real_file_system(), run / kCheckpointsName);
+/// The directory of a run, or that of its checkpoints.
+StoredContents read_newest(const path& folder, const OnDamage& on_damage) {
+  FileSystem& fs = real_file_system();
+  const path inside = folder / kCheckpointsName;
+  const CheckpointDir directory(fs, fs.exists(inside) ? inside : folder);
   const auto steps = directory.steps();
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     try {
-      return read_contents(directory, *step);
+      return read_contents({fs, directory.path(*step), *step});
     } catch (const CheckpointError& error) {
       log_warning(error.what());
       if (on_damage) {
@@ -44,21 +38,23 @@ StoredContents read_newest(const path& run, const OnDamage& on_damage) {
       }
     }
   }
-  throw CheckpointError(fmt::format("{}: it has no readable checkpoint", run.string()),
+  throw CheckpointError(fmt::format("{}: it has no readable checkpoint", folder.string()),
                         "name a run directory, e.g. runs/a, or one checkpoint in it");
+}
+
+/// nullopt: not the name of a checkpoint that is complete.
+std::optional<std::int64_t> step_in(const std::string& name) {
+  const auto parsed = parse_directory_name(name);
+  return parsed && parsed->kind == DirectoryKind::committed ? std::optional(parsed->step) : parse_abandoned_name(name);
 }
 
 }  // namespace
 
 CheckpointContents load_checkpoint(const path& checkpoint, World& world, const OnDamage& on_damage) {
   return load_on(world, /*source=*/0, [&] {
-    const path folder = real_folder(checkpoint);
-    const auto parsed = parse_directory_name(folder.filename().string());
-    if (!parsed || parsed->kind != DirectoryKind::committed) {
-      return read_newest(folder, on_damage);
-    }
-    const CheckpointDir directory(real_file_system(), folder.parent_path());
-    return read_contents(directory, parsed->step);
+    const path folder = named_folder(checkpoint);
+    const auto step = step_in(folder.filename().string());
+    return step ? read_contents({real_file_system(), folder, *step}) : read_newest(folder, on_damage);
   });
 }
 

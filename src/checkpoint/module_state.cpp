@@ -19,6 +19,8 @@
 #include <lockstep/checkpoint/module_state.h>
 
 #include "base/text.h"
+#include "checkpoint/load_converted.h"
+#include "checkpoint/tied_names.h"
 #include "tensor/mismatch.h"
 
 namespace lockstep {
@@ -154,6 +156,17 @@ Match match(const ModuleNames& own, const NamedTensors& tensors, bool allow_part
 
 NamedTensors module_tensors(const torch::nn::Module& module) { return names_of(module).tensors; }
 
+std::map<std::string, std::string> tied_names(const torch::nn::Module& module) {
+  const ModuleNames names = names_of(module);
+  std::map<std::string, std::string> tied;
+  for (const auto& [name, index] : names.index) {
+    if (const std::string& first = names.tensors[index].first; name != first) {
+      tied.emplace(name, first);
+    }
+  }
+  return tied;
+}
+
 void check_module(const torch::nn::Module& module, const NamedTensors& tensors) {
   match(names_of(module), tensors, /*allow_partial=*/false);
 }
@@ -180,6 +193,15 @@ LoadReport load_module(torch::nn::Module& module, const NamedTensors& tensors, b
 
 LoadReport load_converted(torch::nn::Module& module, const NamedTensors& tensors, bool allow_partial) {
   return load(module, tensors, allow_partial, /*converts=*/true);
+}
+
+bool fits_converted(const torch::nn::Module& module, const NamedTensors& tensors) {
+  try {
+    match(names_of(module), tensors, /*allow_partial=*/false, /*converts=*/true);
+    return true;
+  } catch (const CheckpointError&) {
+    return false;
+  }
 }
 
 NamedTensors rename(const NamedTensors& tensors, const std::function<std::string(const std::string&)>& name) {

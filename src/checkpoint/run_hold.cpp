@@ -14,8 +14,8 @@
 #include "base/run_files.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
-#include "checkpoint/init_weights.h"
 #include "checkpoint/main_rank.h"
+#include "checkpoint/named_checkpoint.h"
 #include "config/without_files.h"
 #include "storage/run_choice.h"
 #include "storage/run_commands.h"
@@ -81,8 +81,8 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
   // Rank 0 decides for all, because launchers may set different values on different ranks.
   const Json decided = parse_json(run_on_main(world, "choosing the run", [&] {
     const RunDecision decision = decide_run(request, decode(answers));
-    if (decision.set_aside && !config.init_weights.empty()) {
-      check_init_weights(config.init_weights, hold->path_);
+    if (decision.set_aside) {
+      check_before_rename(config, hold->path_);
     }
     return dump_json(Json{{"record", to_json(decision.record)}, {"trained_before", decision.trained_before}});
   }));

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
+#include <lockstep/base/log.h>
 #include <lockstep/checkpoint/script_module.h>
 
 #include "base/paths.h"
@@ -16,6 +17,14 @@
 #include "storage/zip_reader.h"
 
 namespace lockstep {
+namespace {
+
+// torch.jit.freeze() removes the attributes, also that of the mode.
+bool is_frozen(const torch::jit::Module& script) {
+  return !script.hasattr("training") && script.parameters().size() == 0;
+}
+
+}  // namespace
 
 ScriptModule::ScriptModule(const torch::jit::Module& script) : script_(std::make_unique<torch::jit::Module>(script)) {
   torch::nn::Module::train(script.is_training());  // before there are submodules, which have modes of their own
@@ -64,7 +73,13 @@ std::shared_ptr<ScriptModule> script_module(const std::filesystem::path& file) {
         "save it in Python: torch.jit.script(model).save(\"model.pt\"); load_tensors() reads weights");
   }
   try {
-    return std::make_shared<ScriptModule>(torch::jit::load(file.string(), at::kCPU));
+    const torch::jit::Module script = torch::jit::load(file.string(), at::kCPU);
+    if (is_frozen(script)) {
+      log_info(fmt::format(
+          "{}: torch.jit.freeze() made its parameters constants, so it cannot be trained: save it in Python before",
+          file.string()));
+    }
+    return std::make_shared<ScriptModule>(script);
   } catch (const c10::Error& error) {
     throw CheckpointError(file.string() + ": " + std::string(without_frames(error.what())));
   } catch (const torch::jit::ErrorReport& error) {

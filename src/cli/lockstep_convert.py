@@ -4,16 +4,19 @@
   lockstep-convert snapshot.pt checkpoints/        a checkpoint step-<N> in that folder (N: --step, 0)
   lockstep-convert weights.pt model.safetensors    the weights alone
   lockstep-convert checkpoints/step-0000000500 snapshot.pt --format snapshot
+  lockstep-convert runs/a weights.pt               of the newest checkpoint of a run
   lockstep-convert model.safetensors weights.pt    a state dict, as module.load_state_dict() takes it
 
-A .pt file is a state dict, or a dictionary with MODEL_STATE and EPOCHS_RUN (finished epochs) as in PyTorch's DDP
-tutorial. Reading one executes nothing: torch.load(weights_only=True). The prefix `module.` of DDP is removed; --ddp adds it.
+A .pt file is a state dict, or a dictionary with one, such as MODEL_STATE beside EPOCHS_RUN (finished epochs) in PyTorch's
+DDP tutorial. Reading one executes nothing: torch.load(weights_only=True). The prefix `module.` of DDP is removed; --ddp
+adds it. Tied weights that a source has once, as checkpoints of lockstep have, are written under each of their names.
 A checkpoint is checked against its manifest before it is read. Only weights and the number of finished epochs are
 converted: no optimizer, no position in the data. Needs torch, numpy and safetensors.
 """
 import argparse
 import json
 import os
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -21,6 +24,7 @@ from pathlib import Path
 try:
     import numpy
     import torch
+    from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 except ImportError as error:
     packages = "torch numpy safetensors"
@@ -31,6 +35,7 @@ except ImportError as error:
 
 CHUNK = 4 << 20
 PREFIX = "module."
+CHECKPOINT = re.compile(r"step-[0-9]{10,}")
 
 
 class Refused(Exception):
@@ -95,6 +100,25 @@ def crc32c(data):
     return int(start) ^ remainder(data) ^ 0xFFFFFFFF
 
 
+# ---- safetensors -------------------------------------------------------------------------------------------------------
+def read_safetensors(path):
+    state = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    # Of tied weights, Python's save_model() and lockstep write one, and the other names into the metadata.
+    others = {name: first for name, first in metadata.items() if name != "format"}
+    tied = {name: state[first].clone() for name, first in others.items() if first in state and name not in state}
+    return state | tied
+
+
+def write_safetensors(path, state):
+    try:
+        save_file(state, path, metadata={"format": "pt"})
+    except KeyError as error:  # the dtype
+        names = ", ".join(name for name, tensor in state.items() if tensor.dtype == error.args[0])
+        raise Refused(f"{path}: safetensors has no dtype {error}, which these tensors have: {names}") from error
+
+
 # ---- lockstep's side: docs/checkpoint_format.md ----------------------------------------------------------------------
 def chunk_checksums(path):
     with open(path, "rb") as file:
@@ -129,7 +153,7 @@ def write_checkpoint(directory, step, state, epochs):
     directory.mkdir(parents=True, exist_ok=True)
     folder = directory / f"{name}.tmp.{secrets.token_hex(8)}"
     folder.mkdir()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    write_safetensors(folder / "model.safetensors", state)
     values = {"format": 1, "data_order": 1, "step": step, "world_size": 1, "epoch": str(epochs)}
     (folder / "state.json").write_text(json.dumps(values, indent=2) + "\n")
     names = ["model.safetensors", "state.json"]
@@ -157,12 +181,40 @@ def read_checkpoint(folder):
         if chunk_checksums(folder / name) != entries[name]["crc32c"]:
             raise Refused(f"{folder}/{name}: its checksum does not match")
     values = json.loads((folder / "state.json").read_text())
-    return load_file(folder / "model.safetensors"), int(values.get("epoch", 0))
+    return read_safetensors(folder / "model.safetensors"), int(values.get("epoch", 0))
+
+
+def newest_checkpoint(directory):
+    """The directory itself if it is a checkpoint; else it is a run or its directory of checkpoints."""
+    if (directory / "MANIFEST.json").exists() or CHECKPOINT.fullmatch(directory.name):
+        return directory
+    inside = directory / "checkpoints"
+    found = [folder for folder in (inside if inside.is_dir() else directory).iterdir() if CHECKPOINT.fullmatch(folder.name)]
+    if not found:
+        raise Refused(f"{directory}: expected a run, its directory of checkpoints, or a checkpoint such as step-0000000500")
+    newest = max(found, key=lambda folder: int(folder.name.removeprefix("step-")))
+    print(f"{newest}: the newest checkpoint")
+    return newest
 
 
 # ---- PyTorch's side --------------------------------------------------------------------------------------------------
 def is_state_dict(value):
     return isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def state_dict_in(content, path):
+    """As load_tensors() finds it: the whole content, or its only entry that is a dictionary of tensors."""
+    if is_state_dict(content):
+        return content
+    entries = content if isinstance(content, dict) else {}
+    found = [key for key, value in entries.items() if is_state_dict(value) and value]
+    if len(found) == 1:
+        return entries[found[0]]
+    others = [str(key) for key, value in entries.items() if not isinstance(value, torch.Tensor)]
+    if not found and len(others) < len(entries):
+        raise Refused(f"{path}: found entries that are no tensors: {', '.join(others)}")
+    keys = ", ".join(map(str, found or entries)) or "none"
+    raise Refused(f"{path}: found {len(found)} dictionaries of tensors, expected one; the keys are: {keys}")
 
 
 def read_pt(path):
@@ -171,8 +223,7 @@ def read_pt(path):
     if isinstance(content, dict) and "MODEL_STATE" in content:
         epochs = int(content.get("EPOCHS_RUN", 0))
         content = content["MODEL_STATE"]
-    if not is_state_dict(content):
-        raise Refused(f"{path}: this is neither a state dict nor a file with MODEL_STATE")
+    content = state_dict_in(content, path)
     if content and all(name.startswith(PREFIX) for name in content):
         content = {name[len(PREFIX) :]: tensor for name, tensor in content.items()}
     # Tensors that share memory (tied weights) are stored twice: safetensors cannot represent shared memory.
@@ -188,14 +239,14 @@ def write_pt(path, state, epochs, snapshot, ddp):
 def convert(args):
     source, target = Path(args.source), Path(args.target)
     if source.is_dir():
-        state, epochs = read_checkpoint(source)
+        state, epochs = read_checkpoint(newest_checkpoint(source))
     elif source.suffix == ".safetensors":
-        state, epochs = load_file(source), 0
+        state, epochs = read_safetensors(source), 0
     else:
         state, epochs = read_pt(source)
     epochs = args.epochs if args.epochs is not None else epochs
     if target.suffix == ".safetensors":
-        save_file(state, target, metadata={"format": "pt"})
+        write_safetensors(target, state)
     elif target.suffix in (".pt", ".pth", ".bin"):
         write_pt(target, state, epochs, args.format == "snapshot", args.ddp)
     elif target.suffix and not target.is_dir():
@@ -209,7 +260,7 @@ def convert(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help=".pt file, .safetensors file, or one checkpoint folder")
+    parser.add_argument("source", help=".pt file, .safetensors file, a checkpoint, or a run (its newest one)")
     parser.add_argument("target", help=".pt file, .safetensors file, or a folder of checkpoints")
     parser.add_argument("--format", choices=["state_dict", "snapshot"], default="state_dict", help="of a .pt target")
     parser.add_argument("--ddp", action="store_true", help="names in a .pt target begin with module.")

@@ -92,16 +92,16 @@ std::string converter_manual_page() {
          ".SH SYNOPSIS\n\\fBlockstep\\-convert\\fR [\\fIFLAG\\fR...] \\fISOURCE TARGET\\fR\n"
          ".SH DESCRIPTION\n" +
          paragraphs(
-             "SOURCE is a .pt file, a .safetensors file, or the directory of one checkpoint. TARGET is a .pt file, a "
-             ".safetensors file, or a directory of checkpoints.\n"
+             "SOURCE is a .pt file, a .safetensors file, a checkpoint, or a run, which means its newest checkpoint. "
+             "TARGET is a .pt file, a .safetensors file, or a directory of checkpoints.\n"
              "  lockstep-convert snapshot.pt checkpoints\n"
              "  lockstep-convert weights.pt model.safetensors\n"
              "  lockstep-convert checkpoints/step-0000000500 snapshot.pt --format snapshot\n"
-             "A .pt file is a state dict, or a dictionary with MODEL_STATE and EPOCHS_RUN as in PyTorch's DDP "
-             "tutorial. "
-             "Reading one executes nothing. The prefix module. of DDP is removed. A checkpoint is checked against its "
-             "manifest before it is read. Only weights and the number of finished epochs are converted: no optimizer, "
-             "no position in the data.\n"
+             "  lockstep-convert runs/a weights.pt\n"
+             "A .pt file is a state dict, or a dictionary with one, such as MODEL_STATE beside EPOCHS_RUN in PyTorch's "
+             "DDP tutorial. Reading one executes nothing. The prefix module. of DDP is removed. A checkpoint is "
+             "checked against its manifest before it is read. Only weights and the number of finished epochs are "
+             "converted: no optimizer, no position in the data.\n"
              "It needs the Python packages torch, numpy and safetensors.") +
          ".SH OPTIONS\n" + items(kConverterFlags) +
          ".SH EXIT STATUS\n0: converted; 1: a Python package is missing; 2: usage; 65: the source cannot be read, or "

@@ -26,6 +26,7 @@
 #include "config/name_hints.h"
 #include "config/parsed_arguments.h"
 #include "config/setting_form.h"
+#include "config/shown_value.h"
 #include "config/toml_writer.h"
 #include "config/without_files.h"
 
@@ -67,7 +68,7 @@ class Parser {
       const bool is_plain = value == plain[i].second;
       result_.origins[name] = is_plain ? "default" : "program";
       // An invalid default is a mistake of the program; the message must say so.
-      labels_[name] = fmt::format("{} {} ({})", name, value.empty() ? "\"\"" : printable(value),
+      labels_[name] = fmt::format("{} {} ({})", name, value.empty() ? "\"\"" : shown_value(value),
                                   is_plain ? "the default" : "the program's default");
     }
     for (const auto* kind : {&flags_, &positionals_}) {
@@ -75,7 +76,7 @@ class Parser {
         result_.origins[flag.name] = "program";
         if (flag.kind == TextKind::existing_path) {
           const std::string& path = *std::get<std::string*>(flag.target);
-          paths_[flag.name] = {.label = fmt::format("{} {} (the program's default)", flag.name, printable(path)),
+          paths_[flag.name] = {.label = fmt::format("{} {} (the program's default)", flag.name, shown_value(path)),
                                .path = path,
                                .help = flag.help};
         }
@@ -239,7 +240,7 @@ class Parser {
     std::set<std::string> seen;
     for (const FileSetting& setting : *settings) {
       const std::string name = normal_name(setting.name);
-      const Source source{fmt::format("{}: {} = {}", setting.place, setting.name, printable(describe(setting.value))),
+      const Source source{fmt::format("{}: {} = {}", setting.place, setting.name, shown_value(describe(setting.value))),
                           "file " + *config_file_};
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_file(info, setting.value, value); };
       if (!seen.insert(name).second) {
@@ -307,7 +308,7 @@ class Parser {
         continue;
       }
       const std::string& name = settings[static_cast<std::size_t>(found - known.begin())];
-      const Source source{printable(variable + "=" + text), "environment " + variable};
+      const Source source{fmt::format("{}={}", printable(variable), shown_value(text)), "environment " + variable};
       const auto parse = [&given = text](const FieldInfo& info, auto& value) { return from_text(info, given, value); };
       if (const auto own = name_of_program(name)) {
         set_program_value(*own, source, parse);
@@ -330,7 +331,7 @@ class Parser {
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
       const auto source = [&](const std::string& name) {
-        return Source{fmt::format("{} {}", name, printable(words[i])), "flag"};
+        return Source{fmt::format("{} {}", name, shown_value(words[i])), "flag"};
       };
       if (i < fields) {
         set_field(positional_fields_[i], source(positional_fields_[i]), parse);
@@ -338,10 +339,10 @@ class Parser {
         const std::string& name = positionals_[i - fields].name;
         set_program_value(name, source(name), parse);
       } else if (const auto before = arguments_.switches_before.find(i); before != arguments_.switches_before.end()) {
-        refuse(fmt::format("{} {}: expected true or false", before->second, printable(words[i])),
+        refuse(fmt::format("{} {}: expected true or false", before->second, shown_value(words[i])),
                fmt::format("use {} alone for true", before->second));
       } else {
-        refuse(fmt::format("unexpected argument \"{}\"", printable(words[i])),
+        refuse(fmt::format("unexpected argument \"{}\"", shown_value(words[i])),
                is_command_of_lightning(words[i]) ? "leave it out: the program decides what it does"
                                                  : at_most(fields + positionals_.size()));
       }

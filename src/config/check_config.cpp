@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "config/field_value.h"
 #include "config/name_template.h"
+#include "config/shown_value.h"
 #include "config/without_files.h"
 
 namespace lockstep {
@@ -37,7 +38,7 @@ class Checker {
   /// A setting and its value.
   struct Given {
     template <class T>
-    Given(std::string_view of, const T& value) : field(of), text(printable(to_text(value))) {}
+    Given(std::string_view of, const T& value) : field(of), text(shown_value(to_text(value))) {}
     std::string_view field;
     std::string text;
   };
@@ -76,7 +77,7 @@ class Checker {
     const DeviceSpec& devices = config_.devices;
     for (const Problem& problem : devices.problems()) {
       // The problem begins with "--devices <text>"; replace it if the value came from elsewhere.
-      const std::string shown = devices.text().empty() ? "\"\"" : printable(devices.text());
+      const std::string shown = devices.text().empty() ? "\"\"" : shown_value(devices.text());
       const auto prefix = fmt::format("--devices {}", shown).size();
       const auto found = labels_.find("devices");
       refuse(found == labels_.end() ? problem.what : found->second + problem.what.substr(prefix), problem.hint);
@@ -110,11 +111,14 @@ class Checker {
 
   void check_names() {
     const std::string& name = config_.run_name;
+    constexpr std::size_t kLongest = 200;  // bytes; a directory that --fresh renames has a longer name
     const bool only_blanks = !name.empty() && trim(name).empty();
-    if (only_blanks || name == "." || name == ".." || name.find('/') != std::string::npos || printable(name) != name ||
-        name.size() > 200) {
+    if (only_blanks || name == "." || name == ".." || name.find('/') != std::string::npos || printable(name) != name) {
       refuse(fmt::format("{}: expected the name of one directory", label("run_name", name)),
              "use letters, digits, - and _; a path is for --run_dir");
+    } else if (name.size() > kLongest) {
+      refuse(fmt::format("{}: has {} bytes, the limit is {}", label("run_name", name), name.size(), kLongest),
+             "use a shorter name");
     }
     if (!config_.run_dir.empty() && (trim(config_.run_dir).empty() || printable(config_.run_dir) != config_.run_dir)) {
       refuse(fmt::format("{}: expected a directory", label("run_dir", config_.run_dir)),

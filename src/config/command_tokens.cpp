@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "config/shown_value.h"
 
 namespace lockstep {
 namespace {
@@ -17,7 +18,7 @@ bool looks_like_flag(std::string_view token) {
 }  // namespace
 
 std::string FlagToken::with(std::string_view value) const {
-  return printable(fmt::format("{}{}{}", written, attached ? "=" : " ", value));
+  return fmt::format("{}{}{}", printable(written), attached ? "=" : " ", shown_value(value));
 }
 
 const std::string& CommandTokens::take() {

@@ -7,6 +7,7 @@
 #include <lockstep/config/device_spec.h>
 
 #include "base/text.h"
+#include "config/shown_value.h"
 
 namespace lockstep {
 namespace {
@@ -78,16 +79,16 @@ Parsed bad_piece(std::string_view piece) {
                    fmt::format("use {}", piece.substr(1)));
   }
   if (const auto number = parse_double(piece)) {
-    return refused(fmt::format("found {}, expected a whole number", piece), std::string(kExamples));
+    return refused(fmt::format("found {}, expected a whole number", shown_value(piece)), std::string(kExamples));
   }
   if (const auto separator = piece.find_first_of("; \t/"); separator != std::string_view::npos) {
     std::string fixed(piece);
     fixed[separator] = ',';
     if (fixed.find_first_not_of("0123456789,-") == std::string::npos) {
-      return refused(fmt::format("found \"{}\", expected a list with commas", piece), "use " + fixed);
+      return refused(fmt::format("found \"{}\", expected a list with commas", shown_value(piece)), "use " + fixed);
     }
   }
-  return refused(fmt::format("found \"{}\", expected GPU indices", piece), std::string(kExamples));
+  return refused(fmt::format("found \"{}\", expected GPU indices", shown_value(piece)), std::string(kExamples));
 }
 
 Parsed parse_list(std::string_view list) {
@@ -160,7 +161,7 @@ Parsed parse_choice(DeviceSpec::Kind kind, std::string_view argument) {
       return refused("usable does not accept a memory size", fmt::format("use free:{}", argument));
     }
     if (!bytes || *bytes == 0) {
-      return refused(fmt::format("found \"{}\", expected a memory size", trim(argument.substr(at + 1))),
+      return refused(fmt::format("found \"{}\", expected a memory size", shown_value(trim(argument.substr(at + 1)))),
                      fmt::format("use for example free:{}@8GiB", *count));
     }
     parsed.min_free_bytes = *bytes;
@@ -244,7 +245,7 @@ DeviceSpec::DeviceSpec(std::string_view text) : text_(trim(text)) {
   indices_ = std::move(parsed.indices);
   min_free_bytes_ = parsed.min_free_bytes;
   if (!parsed.problem.what.empty()) {
-    const std::string shown = text_.empty() ? "\"\"" : printable(text_);
+    const std::string shown = text_.empty() ? "\"\"" : shown_value(text_);
     problems_.push_back(
         {fmt::format("--devices {}: {}", shown, printable(parsed.problem.what)), printable(parsed.problem.hint)});
   }

@@ -55,9 +55,14 @@ std::string program_help(const Flags& flags, const HelpLayout& layout) {
   return text.empty() ? text : "This program:\n" + text + "\n";
 }
 
+/// For lists of all settings; a page of the most used ones has no room for it.
+std::string meaning_of(const FieldInfo& info) {
+  return fmt::format("{}{}", info.help, info.flag_only ? " (a flag only)" : "");
+}
+
 template <class T>
-std::string setting_help(const FieldInfo& info, const T& value, const HelpLayout& layout) {
-  return layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(info.help, to_text(value)));
+std::string setting_help(const FieldInfo& info, std::string_view meaning, const T& value, const HelpLayout& layout) {
+  return layout.entry(flag_usage(info.name, value_syntax<T>()), with_default(meaning, to_text(value)));
 }
 
 std::string common_settings_help(const TrainConfig& defaults, const HelpLayout& layout) {
@@ -66,7 +71,7 @@ std::string common_settings_help(const TrainConfig& defaults, const HelpLayout& 
   visit_fields(defaults, [&](const FieldInfo& info, const auto& value) {
     ++count;
     if (info.common) {
-      text += setting_help(info, value, layout);
+      text += setting_help(info, info.help, value, layout);
     }
   });
   return text + "\n" + layout.paragraph(fmt::format("--help-all lists all {} settings.", count));
@@ -82,7 +87,7 @@ std::string all_settings_help(const TrainConfig& defaults, const HelpLayout& lay
       section = section_of(info.name);
       text += section.empty() ? "\nSettings without a section:\n" : fmt::format("\nSection {}:\n", section);
     }
-    text += setting_help(info, value, layout);
+    text += setting_help(info, meaning_of(info), value, layout);
   });
   return text;
 }
@@ -199,9 +204,9 @@ std::string configuration_markdown() {
       text += "\n| setting | value | default | ranks agree | meaning |\n|---|---|---|---|---|\n";
     }
     const std::string shown = to_text(value);
-    text += fmt::format("| `{}` | {} | {} | {} | {}{} |\n", info.name, cell(value_syntax<T>()),
-                        shown.empty() ? "" : fmt::format("`{}`", shown), info.ranks_agree ? "yes" : "", cell(info.help),
-                        info.flag_only ? " (a flag only)" : "");
+    text += fmt::format("| `{}` | {} | {} | {} | {} |\n", info.name, cell(value_syntax<T>()),
+                        shown.empty() ? "" : fmt::format("`{}`", shown), info.ranks_agree ? "yes" : "",
+                        cell(meaning_of(info)));
   });
   return text;
 }

@@ -24,7 +24,8 @@ Curve constant(const CurveValues& values) {
 
 Curve warmup(const CurveValues& values) {
   return [from = values.number("from")](const CurvePoint& now) {
-    return now.ended || now.length <= 0 ? 1 : from + (1 - from) * ((now.done + 1) / now.length);
+    const double done = now.done + now.increment;
+    return now.ended || done >= now.length ? 1 : from + (1 - from) * (done / now.length);
   };
 }
 
@@ -44,8 +45,9 @@ Curve rex(const CurveValues& values) {
 }
 
 Curve exponential(const CurveValues& values) {
-  return [factor = values.number("factor"), every = values.length("every")](const CurvePoint& now) {
-    return std::pow(factor, now.done / in_steps(every, now.run));
+  const auto every = values.has("every") ? std::optional(values.length("every")) : std::nullopt;
+  return [factor = values.number("factor"), every](const CurvePoint& now) {
+    return std::pow(factor, now.done / (every ? in_steps(*every, now.run) : now.increment));
   };
 }
 
@@ -101,7 +103,7 @@ Curve cyclic(const CurveValues& values) {
     const double cycle = std::floor(now.done / (rise + fall));
     const double done = now.done - cycle * (rise + fall);
     const double height = done <= rise ? done / rise : 1 - (done - rise) / fall;
-    return low + (1 - low) * height * std::pow(cycle_factor, cycle) * std::pow(step_factor, now.done);
+    return low + (1 - low) * height * std::pow(cycle_factor, cycle) * std::pow(step_factor, now.done / now.increment);
   };
 }
 
@@ -109,11 +111,11 @@ Curve cyclic(const CurveValues& values) {
 Curve one_cycle(const CurveValues& values) {
   return [rise = values.number("rise"), start = 1 / values.number("div"),
           end = 1 / (values.number("div") * values.number("final_div"))](const CurvePoint& now) {
-    const double top = rise * now.length - 1;
+    const double top = rise * now.length - now.increment;
     if (now.done <= top) {
       return 1 + (start - 1) * half_cosine(top > 0 ? now.done / top : 1);
     }
-    const double last = now.length - 1;
+    const double last = now.length - now.increment;
     return end + (1 - end) * half_cosine(now.done < last ? (now.done - top) / (last - top) : 1);
   };
 }
@@ -144,7 +146,7 @@ constexpr CurveSetting kWarmup[] = {number("from", 0)};
 constexpr CurveSetting kFromTo[] = {kFrom, kTo};
 constexpr CurveSetting kPolynomial[] = {positive("power", 1), kFrom, kTo};
 constexpr CurveSetting kRex[] = {number("d", 0.5, 0, 1), kFrom, kTo};
-constexpr CurveSetting kExponential[] = {positive("factor", {}), length("every", 1)};
+constexpr CurveSetting kExponential[] = {positive("factor", {}), optional_length("every")};
 constexpr CurveSetting kStep[] = {length("every"), positive("factor", 0.1)};
 constexpr CurveSetting kMultistep[] = {kAt, positive("factor", 0.1)};
 constexpr CurveSetting kInverseSqrt[] = {length("timescale", 10'000)};

@@ -26,8 +26,9 @@ double in_steps(const ScheduleLength& length, const ScheduleStep& run);
 
 /// One step as its phase sees it.
 struct CurvePoint {
-  double done = 0;    ///< steps of the phase before this one
-  double length = 0;  ///< of the phase
+  double done = 0;       ///< steps of the phase before this one
+  double length = 0;     ///< of the phase
+  double increment = 1;  ///< steps between two changes: with per=epoch those of an epoch
   bool ended = false;
   const ScheduleStep& run;
 

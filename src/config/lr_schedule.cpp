@@ -10,6 +10,7 @@
 #include "base/mapped.h"
 #include "base/text.h"
 #include "config/lr_curves.h"
+#include "config/shown_value.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +62,7 @@ std::optional<ScheduleLength> parse_length(std::string_view text) {
 
 /// How messages begin: with the phase, unless it is the whole schedule.
 std::string phase_prefix(std::string_view phase, std::string_view schedule) {
-  return phase == schedule ? std::string() : printable(phase) + ": ";
+  return phase == schedule ? std::string() : shown_value(phase) + ": ";
 }
 
 /// Parses one phase, "step:30ep,factor=0.1".
@@ -142,7 +143,8 @@ class PhaseParser {
       name = trim(written.substr(0, equals));
       value = trim(written.substr(equals + 1));
     } else if (name.empty() || value.empty()) {
-      refuse(fmt::format("found \"{}\", expected setting=value", written), fmt::format("the settings are {}", names()));
+      refuse(fmt::format("found \"{}\", expected setting=value", shown_value(written)),
+             fmt::format("the settings are {}", names()));
       return;
     }
     if (std::ranges::find(seen_, name) != seen_.end()) {
@@ -155,7 +157,7 @@ class PhaseParser {
     } else if (name == "per") {
       per_epoch_ = value == "epoch";
       if (value != "epoch" && value != "step") {
-        refuse(fmt::format("per={}, expected step or epoch", value), {});
+        refuse(fmt::format("per={}, expected step or epoch", shown_value(value)), {});
       }
     } else {
       read_own(name, value);
@@ -166,7 +168,8 @@ class PhaseParser {
     const auto setting = std::find_if(kind_->settings.begin(), kind_->settings.end(),
                                       [&](const CurveSetting& known) { return known.name == name; });
     if (setting == kind_->settings.end()) {
-      refuse(fmt::format("unknown setting {}", name), fmt::format("the settings of {} are {}", kind_->name, names()));
+      refuse(fmt::format("unknown setting {}", shown_value(name)),
+             fmt::format("the settings of {} are {}", kind_->name, names()));
       return;
     }
     std::vector<ScheduleLength> lengths;
@@ -174,7 +177,7 @@ class PhaseParser {
       case CurveSetting::Type::number: {
         const auto number = parse_double(value);
         if (!number || !in_range(*setting, *number)) {
-          refuse(fmt::format("{}={}, expected a number {}", name, value, range(*setting)), {});
+          refuse(fmt::format("{}={}, expected a number {}", name, shown_value(value), range(*setting)), {});
           return;
         }
         lengths.push_back({*number, ScheduleLength::Unit::steps});
@@ -207,7 +210,7 @@ class PhaseParser {
   std::optional<ScheduleLength> read_length(std::string_view name, std::string_view value) {
     auto length = parse_length(value);
     if (!length) {
-      refuse(fmt::format("{}={}, expected a length", name, value), std::string(kLengthHint));
+      refuse(fmt::format("{}={}, expected a length", name, shown_value(value)), std::string(kLengthHint));
     }
     return length;
   }
@@ -285,8 +288,9 @@ LrSchedule::LrSchedule(std::string_view text) : text_(to_lower(trim(text))) {
   }
   for (std::size_t i = 0; problems_.empty() && i + 1 < phases.size(); ++i) {
     if (!phases[i].has_end()) {
-      problems_.push_back({fmt::format("{}: it has no end, so the next phase never begins", printable(phases[i].text)),
-                           "give it a length (for=10ep) or an end (until=80%)"});
+      problems_.push_back(
+          {fmt::format("{}: it has no end, so the next phase never begins", shown_value(phases[i].text)),
+           "give it a length (for=10ep) or an end (until=80%)"});
     }
   }
   phases_ = std::make_shared<const std::vector<LrPhase>>(std::move(phases));
@@ -321,13 +325,14 @@ double LrSchedule::factor(const ScheduleStep& at) const {
     const bool is_last = &phase == &phases_->back();
     const double end = phase.end(start, run);
     if (step < end || is_last) {
-      double done = step - start;
-      if (phase.per_epoch) {
-        const auto per_epoch = static_cast<double>(run.steps_per_epoch);
-        done = std::max(0.0, std::floor(step / per_epoch) * per_epoch - start);
-      }
+      const double increment = phase.per_epoch ? static_cast<double>(run.steps_per_epoch) : 1;
+      const double done = std::max(0.0, std::floor(step / increment) * increment - start);
       const bool ended = step >= end && (phase.has_end() || run.total_steps > 0);
-      return phase.curve({.done = ended ? end - start : done, .length = end - start, .ended = ended, .run = run});
+      return phase.curve({.done = ended ? end - start : done,
+                          .length = end - start,
+                          .increment = increment,
+                          .ended = ended,
+                          .run = run});
     }
     start = end;
   }

@@ -10,6 +10,7 @@
 #include "config/command_tokens.h"
 #include "config/field_value.h"
 #include "config/name_hints.h"
+#include "config/shown_value.h"
 
 namespace lockstep {
 namespace {
@@ -82,7 +83,8 @@ class ArgumentReader {
       tokens_.take();
     } else {
       const auto found = tokens_.rest();
-      refuse(fmt::format("{}: expected a value{}", flag.written, found.empty() ? "" : ", found " + found.front()),
+      refuse(fmt::format("{}: expected a value{}", flag.written,
+                         found.empty() ? "" : ", found " + shown_value(found.front())),
              fmt::format("use {}=VALUE", flag.written));
     }
   }

@@ -19,8 +19,10 @@
 #include "data/step_plan.h"
 #include "data/stream_source.h"
 #include "data/worker_pool.h"
+#include "ipc/progress_record.h"
 #include "tensor/shape_text.h"
 #include "world/agreement.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 
@@ -213,6 +215,17 @@ class NoDataSource final : public BatchSource {
   StepBatches current_{};
 };
 
+/// What `next` returns. In a loop by hand, only the loader knows that its rank waits for data; a Trainer notes it
+/// itself.
+template <typename Next>
+const StepBatches* in_data_phase(ProgressRecord& record, const Next& next) {
+  if (record.phase.load(std::memory_order_relaxed) != Phase::program) {
+    return next();
+  }
+  const PhaseScope phase(record, Phase::data);
+  return next();
+}
+
 std::int64_t whole_number(const std::map<std::string, std::string>& values, const std::string& key) {
   const auto found = values.find(key);
   const auto value = found == values.end() ? std::nullopt : parse_int(found->second);
@@ -244,6 +257,7 @@ LoaderPosition position_of(const std::map<std::string, std::string>& values) {
 
 struct DataLoader::Impl {
   std::unique_ptr<BatchSource> source;
+  std::shared_ptr<ProgressRecord> progress;
 };
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& plan, World& world,
@@ -265,7 +279,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> data, const LoaderPlan& pl
   std::string fingerprint = data->fingerprint();
   check_same_data(fingerprint + (sampler.order ? ", " + describe_order(sampler) : std::string()), world);
   impl_ = std::make_unique<Impl>(
-      Impl{std::make_unique<DatasetSource>(std::move(data), plan, sampler, std::move(fingerprint), world)});
+      Impl{.source = std::make_unique<DatasetSource>(std::move(data), plan, sampler, std::move(fingerprint), world),
+           .progress = WorldAccess::shared_progress(world)});
 }
 
 DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, World& world) {
@@ -273,20 +288,24 @@ DataLoader::DataLoader(std::unique_ptr<Stream> stream, const LoaderPlan& plan, W
   if (!stream) {
     throw DataError("data loader: the stream is null", "give it what a factory such as sample_stream() returns");
   }
-  impl_ = std::make_unique<Impl>(Impl{std::make_unique<StreamSource>(std::move(stream), plan, world)});
+  impl_ = std::make_unique<Impl>(Impl{.source = std::make_unique<StreamSource>(std::move(stream), plan, world),
+                                      .progress = WorldAccess::shared_progress(world)});
 }
 
 DataLoader DataLoader::none(std::int64_t steps_per_epoch, World& world) {
-  return DataLoader(std::make_unique<Impl>(Impl{std::make_unique<NoDataSource>(steps_per_epoch, world.size())}));
+  return DataLoader(std::make_unique<Impl>(Impl{.source = std::make_unique<NoDataSource>(steps_per_epoch, world.size()),
+                                                .progress = WorldAccess::shared_progress(world)}));
 }
 
 DataLoader::DataLoader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader::~DataLoader() = default;
 
-const StepBatches* DataLoader::next() { return impl_->source->next(); }
+const StepBatches* DataLoader::next() {
+  return in_data_phase(*impl_->progress, [&] { return impl_->source->next(); });
+}
 const StepBatches* DataLoader::next_unless(const std::function<bool()>& stop) {
-  return impl_->source->next_unless(stop);
+  return in_data_phase(*impl_->progress, [&] { return impl_->source->next_unless(stop); });
 }
 bool DataLoader::has_one_reader() const { return impl_->source->has_one_reader(); }
 std::optional<std::int64_t> DataLoader::steps_per_epoch() const { return impl_->source->steps_per_epoch(); }

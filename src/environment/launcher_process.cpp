@@ -17,6 +17,8 @@
 namespace lockstep {
 namespace {
 
+constexpr int kDeepest = 32;  // of the processes above this one
+
 /// Launchers that start each rank and wait for it. "environment" is not one: it may be a person at a terminal who
 /// leaves.
 bool watches_its_ranks(const Identity& identity) {
@@ -52,8 +54,15 @@ std::string name_of(pid_t pid) {
 
 }  // namespace
 
+bool is_ancestor(pid_t pid) {
+  pid_t above = parent_of(getpid());
+  for (int depth = 0; depth < kDeepest && above > 1 && above != pid; ++depth) {
+    above = parent_of(above);
+  }
+  return above > 1 && above == pid;
+}
+
 std::vector<LauncherProcess> open_launcher(const Identity& identity, const Variables& environment) {
-  constexpr int kDeepest = 32;
   std::vector<LauncherProcess> found;
   if (!watches_its_ranks(identity)) {
     return found;

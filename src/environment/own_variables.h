@@ -19,12 +19,13 @@ inline constexpr const char* kDevices = "LOCKSTEP_DEVICES";
 inline constexpr const char* kDirectory = "LOCKSTEP_DIRECTORY";
 inline constexpr const char* kProgressFd = "LOCKSTEP_PROGRESS_FD";
 inline constexpr const char* kRestart = "LOCKSTEP_RESTART";
+/// What a rank starts has it without kControlFd, and so knows whose RANK it has.
 inline constexpr const char* kRunId = "LOCKSTEP_RUN_ID";
 inline constexpr const char* kStoreFd = "LOCKSTEP_STORE_FD";
 inline constexpr const char* kTerminalWidth = "LOCKSTEP_TERMINAL_WIDTH";
 
-/// All but the marks: children of user code must not take themselves for the rank.
-inline constexpr std::array kOnlyForTheRank{kConfigText, kControlFd, kDevices, kDirectory,    kProgressFd,
-                                            kRestart,    kRunId,     kStoreFd, kTerminalWidth};
+/// All but the marks and the run: children of user code must not take themselves for the rank.
+inline constexpr std::array kOnlyForTheRank{kConfigText, kControlFd, kDevices, kDirectory,
+                                            kProgressFd, kRestart,   kStoreFd, kTerminalWidth};
 
 }  // namespace lockstep::own_variables

@@ -120,7 +120,7 @@ std::string describe_process(pid_t process) {
   return fmt::format("pid {} '{}' (user {})", process, command_of(folder), user_of(folder));
 }
 
-std::string describe_port_owner(int port) {
+std::optional<pid_t> port_owner(int port) {
   Inodes wanted;
   for (const auto& socket : listening_sockets()) {
     if (socket.port == port) {
@@ -135,10 +135,15 @@ std::string describe_port_owner(int port) {
     }
     const Inodes inodes = socket_inodes(*entry);
     if (std::ranges::any_of(inodes, [&](auto inode) { return wanted.contains(inode); })) {
-      return describe_process(static_cast<pid_t>(*pid));
+      return static_cast<pid_t>(*pid);
     }
   }
-  return "another process";
+  return std::nullopt;
+}
+
+std::string describe_port_owner(int port) {
+  const auto owner = port_owner(port);
+  return owner ? describe_process(*owner) : "another process";
 }
 
 }  // namespace lockstep

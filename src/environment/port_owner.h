@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ std::vector<ListeningSocket> listening_sockets();
 /// Those of one process, as far as this user may see them.
 std::vector<ListeningSocket> listening_sockets(pid_t process);
 
-/// "pid 4242 'python train.py' (user x)"; "another process" if /proc does not show the owner: another user's process,
-/// or one that has ended.
+/// nullopt if /proc does not show it: another user's process, or one that has ended.
+std::optional<pid_t> port_owner(int port);
+/// "pid 4242 'python train.py' (user x)"; "another process" if /proc does not show the owner.
 std::string describe_port_owner(int port);
 
 /// "pid 4242 'python train.py' (user x)"

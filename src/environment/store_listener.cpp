@@ -13,6 +13,7 @@
 #include <lockstep/base/log.h>
 
 #include "base/address.h"
+#include "environment/launcher_process.h"
 #include "environment/port_owner.h"
 
 namespace lockstep {
@@ -20,9 +21,15 @@ namespace {
 
 [[noreturn]] void throw_bind_error(const std::string& address, int port, int error) {
   if (error == EADDRINUSE) {
-    throw LaunchError(fmt::format("MASTER_PORT {} is held by {}", port, describe_port_owner(port)),
-                      "end that process, or choose another port everywhere (MASTER_PORT, --master-port)",
-                      ExitCode::usage);
+    const std::string other = "choose another port everywhere (MASTER_PORT, --master-port)";
+    const auto owner = port_owner(port);
+    throw LaunchError(
+        fmt::format("MASTER_PORT {} is held by {}", port, owner ? describe_process(*owner) : "another process"),
+        owner && is_ancestor(*owner)
+            ? fmt::format("that process started this one: if it is a rank, it starts other programs with {}; else {}",
+                          kWithoutItsRank, other)
+            : "end that process, or " + other,
+        ExitCode::usage);
   }
   const bool is_missing = error == EADDRNOTAVAIL;
   throw LaunchError(fmt::format("cannot listen on {}:{}: {}", address, port, std::strerror(error)),

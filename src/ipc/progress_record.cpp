@@ -55,6 +55,8 @@ std::string_view to_string(Phase phase) noexcept {
       return "backward";
     case Phase::optimizer:
       return "optimizer";
+    case Phase::program:
+      return "the program's own code";
     case Phase::callback:
       return "callback";
     case Phase::report:

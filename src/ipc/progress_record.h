@@ -28,7 +28,8 @@ enum class Phase : std::uint8_t {
   forward,
   backward,
   optimizer,
-  callback,  ///< code of the program between steps: may take any time
+  program,   ///< code of a loop by hand between steps: may take any time
+  callback,  ///< of a Trainer: code of the program between steps, may take any time
   report,
   validation,
   test,
@@ -93,7 +94,7 @@ struct alignas(64) ProgressRecord {
   std::atomic<std::int64_t> stall_deadline_ms{-1};  ///< ... dist.stall_timeout_s of the program; -1: not known
   std::array<std::atomic<std::int64_t>, kPhaseCount> phase_ticks{};  ///< time in each phase, outside of collectives
   std::atomic<std::int64_t> changed_ticks{0};                        ///< until then it is counted; 0: from now on
-  bool in_fit = false;  ///< only for the rank itself: a fit is running; a fit inside of it changes no step here
+  bool in_fit = false;  ///< only for the rank itself: a fit is running, and nothing inside of it changes the step here
 
   void set_phase(Phase now) noexcept {
     count_time();

@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "base/exception_text.h"
 #include "base/mapped.h"
 #include "base/problems.h"
 #include "base/text.h"
@@ -159,8 +160,20 @@ Problem too_large(const NamedMetric& metric, std::int64_t elements) {
           "remove it from Task::metrics, and call its value() and reset() in a callback"};
 }
 
+/// An exception of compute(), which may be code of the program, does not say to which metric it belongs.
+at::Tensor computed(const NamedMetric& metric) {
+  const auto failed = [&](const std::string& what) { return fmt::format("the metric '{}': {}", metric.name, what); };
+  try {
+    return metric.metric.compute().to(at::device(at::kCPU).dtype(at::kDouble)).contiguous();
+  } catch (const Error& error) {
+    throw Error(failed(exception_text(error)), error.hint(), error.exit_code());
+  } catch (...) {
+    throw Error(failed(current_exception_text()));
+  }
+}
+
 void append_values(const NamedMetric& metric, std::vector<std::pair<std::string, double>>& values) {
-  const at::Tensor value = metric.metric.compute().to(at::device(at::kCPU).dtype(at::kDouble)).contiguous();
+  const at::Tensor value = computed(metric);
   if (value.dim() == 0) {
     values.emplace_back(metric.name, value.item<double>());
     return;

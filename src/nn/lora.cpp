@@ -13,7 +13,6 @@
 #include <torch/nn/init.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/freezing.h>
 #include <lockstep/nn/lora.h>
 #include <lockstep/optim/optimizers.h>
 
@@ -60,6 +59,20 @@ void check_settings(const LoraOptions& settings) {
       fmt::format("they are {}; * stands for any characters", join(mapped(layers, &NamedLayer::name), ", ")));
 }
 
+void freeze_all_but_adapters(const torch::nn::Module& root, const std::vector<NamedLayer>& layers) {
+  std::unordered_set<const c10::TensorImpl*> adapters;
+  for (const NamedLayer& entry : layers) {
+    if (entry.layer->has_adapter()) {
+      adapters.insert({entry.layer->lora_a.unsafeGetTensorImpl(), entry.layer->lora_b.unsafeGetTensorImpl()});
+    }
+  }
+  for (at::Tensor& parameter : root.parameters()) {
+    if (!adapters.contains(parameter.unsafeGetTensorImpl())) {
+      parameter.requires_grad_(false);
+    }
+  }
+}
+
 }  // namespace
 
 LoraLinearImpl::LoraLinearImpl(const torch::nn::LinearOptions& linear_options) : options(linear_options) {
@@ -81,8 +94,10 @@ void LoraLinearImpl::reset() {
   }
 }
 
+// In fp32 at least, because updates of half precision round away.
 void LoraLinearImpl::register_adapter() {
-  const auto tensor_options = weight.options().requires_grad(false);
+  const auto dtype = at::promote_types(weight.scalar_type(), at::kFloat);
+  const auto tensor_options = weight.options().dtype(dtype).requires_grad(false);
   lora_a = register_parameter("lora_a", at::empty({adapter_.rank, options.in_features()}, tensor_options));
   lora_b = register_parameter("lora_b", at::zeros({options.out_features(), adapter_.rank}, tensor_options));
   torch::nn::init::kaiming_uniform_(lora_a, std::sqrt(5.0));
@@ -104,7 +119,8 @@ at::Tensor LoraLinearImpl::forward(const at::Tensor& input) {
     return output;
   }
   const at::Tensor seen = F::dropout(input, F::DropoutFuncOptions().p(adapter_.dropout).training(is_training()));
-  return output + at::linear(at::linear(seen, lora_a), lora_b) * scale();
+  const auto dtype = seen.scalar_type();
+  return output + at::linear(at::linear(seen, lora_a.to(dtype)), lora_b.to(dtype)) * scale();
 }
 
 // In fp32 at least, because each product of half precision would be rounded.
@@ -143,7 +159,7 @@ std::size_t add_lora(torch::nn::Module& root, const LoraOptions& settings) {
   if (selected.empty()) {
     throw_nothing_selected(settings.select, layers);
   }
-  freeze(root, "*");
+  freeze_all_but_adapters(root, layers);
   for (LoraLinearImpl* layer : selected) {
     layer->add_adapter(settings);
   }
@@ -181,8 +197,12 @@ void load_lora(torch::nn::Module& root, const NamedTensors& tensors) {
     const auto found = given.extract(name);
     if (found.empty()) {
       mismatch.missing.push_back(name);
-    } else if (mismatch.compare(name, found.mapped(), tensor)) {
-      copies.emplace_back(tensor, found.mapped());
+      continue;
+    }
+    const at::Tensor& saved = found.mapped();
+    const at::Tensor values = saved.is_floating_point() ? saved.to(tensor.scalar_type()) : saved;
+    if (mismatch.compare(name, values, tensor)) {
+      copies.emplace_back(tensor, values);
     }
   }
   for (const auto& [name, tensor] : given) {

@@ -1,7 +1,12 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/optimizers.h>
@@ -78,19 +83,43 @@ OptimizerFactory fused_adam(const char* name, const Options& options, WeightDeca
   };
 }
 
-/// Options of a rule with the learning rate and, if they have one, the weight decay of `options`.
+/// Options of a rule with the learning rate and, if they have one, the weight decay and the momentum of `options`.
 template <class Options>
 RuleOptions rule_options(const Options& options, std::shared_ptr<const UpdateRule> rule) {
-  std::optional<double> weight_decay;
+  RuleOptions found(options.lr, std::nullopt, std::move(rule));
   if constexpr (requires { options.weight_decay; }) {
-    weight_decay = options.weight_decay;
+    found.weight_decay = options.weight_decay;
   }
-  return {options.lr, weight_decay, std::move(rule)};
+  if constexpr (requires { options.momentum; }) {
+    found.momentum = options.momentum;
+  } else if constexpr (requires { options.beta1; }) {
+    found.momentum = options.beta1;
+  }
+  return found;
+}
+
+/// `term` is what a rule adds to denominators, `value` its value. A rule calculates in the dtype of the parameters, as
+/// torch.optim does: in half precision the squares of small gradients are 0, and nothing else keeps it from 0 / 0.
+void refuse_zero_in_half(const char* optimizer, const char* term, double value, const ParamGroups& groups) {
+  const auto is_half = [](const at::Tensor& parameter) {
+    return c10::toRealValueType(parameter.scalar_type()) == at::kHalf;
+  };
+  const auto has_half = [&](const auto& group) { return std::ranges::any_of(group.params(), is_half); };
+  if (c10::Half(static_cast<float>(value)) == 0 && std::ranges::any_of(groups, has_half)) {
+    throw ConfigError(
+        fmt::format("{}: {} is {}, which is 0 in fp16, the dtype of its parameters", optimizer, term, value),
+        "use --precision fp16_mixed or bf16, or a larger eps");
+  }
 }
 
 template <class Options>
-OptimizerFactory by_rule(const Options& options, std::shared_ptr<const UpdateRule> rule) {
-  return [defaults = rule_options(options, std::move(rule))](const ParamGroups& groups) -> OptimizerPtr {
+OptimizerFactory by_rule(const char* name, const Options& options, std::shared_ptr<const UpdateRule> rule) {
+  return [=, defaults = rule_options(options, std::move(rule))](const ParamGroups& groups) -> OptimizerPtr {
+    if constexpr (requires { options.d0; }) {
+      refuse_zero_in_half(name, "eps x d0", options.eps * options.d0, groups);
+    } else if constexpr (requires { options.eps; }) {
+      refuse_zero_in_half(name, "eps", options.eps, groups);
+    }
     return std::make_unique<RuleOptimizer>(groups, defaults);
   };
 }
@@ -123,7 +152,7 @@ OptimizerFactory rmsprop(RmspropOptions options) {
       .expect("alpha", options.alpha, options.alpha >= 0 && options.alpha <= 1, "0 to 1")
       .expect("momentum", options.momentum, options.momentum >= 0, "0 or more")
       .throw_problems();
-  return by_rule(options, rmsprop_rule(options));
+  return by_rule("rmsprop", options, rmsprop_rule(options));
 }
 
 OptimizerFactory adagrad(AdagradOptions options) {
@@ -131,36 +160,36 @@ OptimizerFactory adagrad(AdagradOptions options) {
       .expect("lr_decay", options.lr_decay, options.lr_decay >= 0, "0 or more")
       .expect("initial_accumulator", options.initial_accumulator, options.initial_accumulator >= 0, "0 or more")
       .throw_problems();
-  return by_rule(options, adagrad_rule(options));
+  return by_rule("adagrad", options, adagrad_rule(options));
 }
 
 OptimizerFactory adadelta(AdadeltaOptions options) {
   check_rates("adadelta", options)
       .expect("rho", options.rho, options.rho >= 0 && options.rho <= 1, "0 to 1")
       .throw_problems();
-  return by_rule(options, adadelta_rule(options));
+  return by_rule("adadelta", options, adadelta_rule(options));
 }
 
 OptimizerFactory adamax(AdamaxOptions options) {
   check_rates_and_betas("adamax", options).throw_problems();
-  return by_rule(options, adamax_rule(options));
+  return by_rule("adamax", options, adamax_rule(options));
 }
 
 OptimizerFactory nadam(NadamOptions options) {
   check_rates_and_betas("nadam", options)
       .expect("momentum_decay", options.momentum_decay, options.momentum_decay >= 0, "0 or more")
       .throw_problems();
-  return by_rule(options, nadam_rule(options));
+  return by_rule("nadam", options, nadam_rule(options));
 }
 
 OptimizerFactory radam(RadamOptions options) {
   check_rates_and_betas("radam", options).throw_problems();
-  return by_rule(options, radam_rule(options));
+  return by_rule("radam", options, radam_rule(options));
 }
 
 OptimizerFactory asgd(AsgdOptions options) {
   check_rates("asgd", options).throw_problems();
-  return by_rule(options, asgd_rule(options));
+  return by_rule("asgd", options, asgd_rule(options));
 }
 
 OptimizerFactory rprop(RpropOptions options) {
@@ -170,12 +199,12 @@ OptimizerFactory rprop(RpropOptions options) {
       .expect("eta_plus", options.eta_plus, options.eta_plus > 1, "more than 1")
       .expect("max_step", options.max_step, options.max_step >= options.min_step, "min_step or more")
       .throw_problems();
-  return by_rule(options, rprop_rule(options));
+  return by_rule("rprop", options, rprop_rule(options));
 }
 
 OptimizerFactory lion(LionOptions options) {
   check_rates_and_betas("lion", options).throw_problems();
-  return by_rule(options, lion_rule(options));
+  return by_rule("lion", options, lion_rule(options));
 }
 
 OptimizerFactory adafactor(AdafactorOptions options) {
@@ -185,7 +214,7 @@ OptimizerFactory adafactor(AdafactorOptions options) {
       .expect("eps2", options.eps2, options.eps2 >= 0, "0 or more")
       .expect("d", options.d, options.d >= 1, "1 or more")
       .throw_problems();
-  return [options, make = by_rule(options, adafactor_rule(options))](ParamGroups groups) {
+  return [options, make = by_rule("adafactor", options, adafactor_rule(options))](ParamGroups groups) {
     for (const auto& group : groups) {
       for (const at::Tensor& parameter : group.params()) {
         if (parameter.is_complex()) {
@@ -206,6 +235,7 @@ OptimizerFactory muon(MuonOptions options) {
   RuleOptions defaults = rule_options(options, muon_rule(options));
   defaults.other = std::make_shared<RuleOptions>(rule_options(options.adamw, adamw_rule(options.adamw)));
   return [=](const ParamGroups& given) -> OptimizerPtr {
+    refuse_zero_in_half("muon", "adamw.eps", options.adamw.eps, given);
     ParamGroups groups = divided(given, is_real_matrix, *defaults.other);
     if (options.adamw.no_decay_vectors) {
       RuleOptions vectors = *defaults.other;
@@ -222,7 +252,7 @@ OptimizerFactory prodigy(ProdigyOptions options) {
       .expect("d_coef", options.d_coef, options.d_coef > 0, "more than 0")
       .expect("growth_rate", options.growth_rate, options.growth_rate > 1, "more than 1")
       .throw_problems();
-  return by_rule(options, prodigy_rule(options));
+  return by_rule("prodigy", options, prodigy_rule(options));
 }
 
 OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options) {
@@ -232,7 +262,7 @@ OptimizerFactory schedule_free_adamw(ScheduleFreeAdamWOptions options) {
       .expect("r", options.r, options.r >= 0, "0 or more")
       .expect("weight_lr_power", options.weight_lr_power, options.weight_lr_power >= 0, "0 or more")
       .throw_problems();
-  return by_rule(options, schedule_free_adamw_rule(options));
+  return by_rule("schedule_free_adamw", options, schedule_free_adamw_rule(options));
 }
 
 }  // namespace lockstep

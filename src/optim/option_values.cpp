@@ -40,7 +40,7 @@ OptionValues read_one_of(torch::optim::OptimizerOptions& options) {
 
 OptionValues option_values(torch::optim::OptimizerOptions& options) {
   if (auto* rule = dynamic_cast<RuleOptions*>(&options)) {
-    return {.weight_decay = rule->weight_decay ? &*rule->weight_decay : nullptr};
+    return {.weight_decay = rule->weight_decay ? &*rule->weight_decay : nullptr, .momentum = rule->momentum};
   }
   return read_one_of<torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
                      torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(options);

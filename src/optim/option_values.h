@@ -9,7 +9,7 @@ namespace lockstep {
 
 struct OptionValues {
   double* weight_decay = nullptr;    ///< nullptr: the options have none, or their type is unknown
-  std::optional<double> momentum{};  ///< of SGD and RMSprop; of Adam and AdamW the first beta
+  std::optional<double> momentum{};  ///< or the first beta, of an optimizer that has one of the two
 };
 /// `options` must outlive the result.
 OptionValues option_values(torch::optim::OptimizerOptions& options);

@@ -52,7 +52,18 @@ OptimizerPtr make_optimizer(const OptimizerSpec& spec, const std::vector<NamedTe
   for (const NamedTensors& group : groups) {
     param_groups.emplace_back(mapped(group, &NamedTensors::value_type::second));
   }
-  OptimizerPtr optimizer = spec.make(std::move(param_groups));
+  OptimizerPtr optimizer;
+  try {
+    optimizer = spec.make(std::move(param_groups));
+  } catch (const c10::Error& error) {
+    const std::string_view what = error.what_without_backtrace();
+    if (groups.size() == 1 || what.find("LBFGS") == std::string_view::npos) {
+      throw;
+    }
+    throw ConfigError(
+        fmt::format("optimizer '{}': its factory failed with {} groups: {}", spec.name, groups.size(), what),
+        "LBFGS takes one group: leave out OptimizerSpec::groups");
+  }
   if (optimizer == nullptr) {
     throw ConfigError(fmt::format("optimizer '{}': its factory returned nullptr", spec.name));
   }
@@ -272,14 +283,9 @@ BuiltOptimizer build_optimizer(const OptimizerSpec& spec, const NamedTensors& pa
   return built;
 }
 
-namespace {
-
-/// Whether the state belongs to all parameters together.
 bool is_lbfgs(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr;
 }
-
-}  // namespace
 
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built) {
   const auto* rule = dynamic_cast<const RuleOptimizer*>(built.optimizer.get());
@@ -377,10 +383,10 @@ NamedTensors evaluation_values(const BuiltOptimizer& built) {
 void set_rates(BuiltOptimizer& built, const ScheduleStep& step) {
   for (std::size_t i = 0; i < built.rates.size(); ++i) {
     const double factor = built.schedules[i].factor(step);
-    if (!std::isfinite(factor)) {
-      throw Error(fmt::format("schedule {}: its factor at step {} is not finite", printable(built.schedules[i].text()),
-                              step.step),
-                  "give set_lr() the total_steps and the steps_per_epoch; let a function return a finite number");
+    if (!(factor >= 0 && std::isfinite(factor))) {
+      throw Error(fmt::format("schedule {}: its factor at step {} is {}, expected a finite number, 0 or more",
+                              printable(built.schedules[i].text()), step.step, factor),
+                  "give set_lr() the total_steps and the steps_per_epoch; let a function return such a number");
     }
     write_rate(built, i, current_rate(built, i), factor * step.lr_scale);
   }

@@ -61,6 +61,9 @@ std::vector<NamedSchedule> schedules_of(std::span<const OptimizerSpec> optimizer
 /// Throws: ConfigError naming all schedules that are invalid, or invalid in a run of this length.
 void check_schedules(std::span<const NamedSchedule> schedules, const std::optional<ScheduleStep>& run = {});
 
+/// Its state belongs to all parameters together, and its step() needs a closure.
+bool is_lbfgs(const torch::optim::Optimizer& optimizer);
+
 /// Throws: ConfigError if the optimizer does not update each parameter by itself.
 void check_that_it_can_be_sharded(const OptimizerSpec& spec, const BuiltOptimizer& built);
 

@@ -75,6 +75,7 @@ struct RuleOptions : public torch::optim::OptimizerCloneableOptions<RuleOptions>
 
   double lr;
   std::optional<double> weight_decay;  ///< nullopt: the rule has none
+  std::optional<double> momentum{};    ///< likewise; for reports, because the rule has options of its own
   std::shared_ptr<const UpdateRule> rule;
   std::shared_ptr<const RuleOptions> other{};  ///< for parameters that the rule does not suit; nullptr: it suits all
 };

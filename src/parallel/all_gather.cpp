@@ -36,8 +36,10 @@ struct AllGather : torch::autograd::Function<AllGather> {
 }  // namespace
 
 at::Tensor all_gather_with_grad(World& world, const at::Tensor& tensor) {
-  // The same collectives on all ranks, also if the tensor of some requires no gradient.
-  return at::GradMode::is_enabled() ? AllGather::apply(tensor, &world) : world.all_gather(tensor);
+  // The same collectives on all ranks, also if the tensor of some requires no gradient. In the backward each rank may
+  // be at another gradient bucket, and world's process group sends these.
+  return at::GradMode::is_enabled() ? AllGather::apply(tensor, &WorldAccess::of_backwards(world))
+                                    : world.all_gather(tensor);
 }
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/world/world.h>
 
+#include "base/about_another_rank.h"
 #include "base/exception_text.h"
 #include "base/splitmix.h"
 #include "parallel/stochastic_rounding.h"
@@ -146,15 +147,19 @@ void ProgramHook::call(const GradientBucket& bucket) {
   if (unit().defined()) {
     reals.div_(unit());
   }
-  const auto failed = [&](const std::string& why) {
+  const auto failed = [&](const std::string& why, const std::string& hint = {}, ExitCode code = ExitCode::failed) {
     return Error(fmt::format("the gradient hook failed on rank {} in step {}, bucket {}: {}", world_.rank(),
                              bucket.step, bucket.index, why),
-                 "the other ranks end because they miss this one");
+                 hint.empty() ? "the other ranks end because they miss this one" : hint, code);
   };
   try {
     hook_(bucket, world_);
-  } catch (const Error&) {
+  } catch (const AboutAnotherRank&) {
     throw;
+  } catch (const CommError&) {
+    throw;
+  } catch (const Error& error) {
+    throw failed(error.what(), error.hint(), error.exit_code());
   } catch (const std::exception& error) {
     if (is_peer_failure(error)) {
       throw;

@@ -96,7 +96,6 @@ void Ddp::make_reducers() {
 
 void Ddp::begin_step(std::int64_t number, StepRequests mine) {
   SingleDevice::begin_step(number, mine);
-  step_ = number;
   lane_->begin_step();
   buffers_due_ = true;
 }
@@ -125,6 +124,7 @@ StepRequests Ddp::agreed() {
     WorldAccess::wait_for(world_, *copied);
     progress_.end_waiting();
   }
+  end_step();
   return lane_->requests();
 }
 

@@ -43,7 +43,6 @@ class Ddp final : public SingleDevice {
 
   const std::uint64_t seed_;  // of random rounding
   const GradientHook hook_;   // empty: the reducer's own reduction, or dist.compression
-  std::int64_t step_ = 0;     // number of the current step
   bool buffers_due_ = true;   // true once per step, before its first forward
 
   std::optional<ControlLane> lane_{};             // once prepared

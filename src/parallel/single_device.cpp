@@ -73,6 +73,7 @@ void SingleDeviceOptimizer::build() {
   parameters_ = std::move(parameters.trained);
   built_ = build_optimizer(spec_, parameters_, strategy_.optim_, std::move(parameters.frozen));
   built_.key = fmt::format("optimizer:{}", index_);
+  needs_closure_ = is_lbfgs(*built_.optimizer);
 }
 
 void SingleDeviceOptimizer::build_again() {
@@ -256,6 +257,10 @@ void SingleDeviceOptimizer::clamp_grads(double limit) {
 }
 
 void SingleDeviceOptimizer::step() {
+  if (needs_closure_) {
+    throw Error(fmt::format("optimizer '{}' is LBFGS, which needs a closure that evaluates the loss", name()),
+                "override Task::optimize and call Step::optimizer().minimize() there, see docs/training.md");
+  }
   strategy_.begin_phase(Phase::optimizer);
   const at::Tensor skip = std::exchange(skip_, {});
   if (scaler_) {
@@ -369,9 +374,25 @@ void SingleDevice::check_that_something_trains() const {
   }
 }
 
-void SingleDevice::begin_step(std::int64_t, StepRequests mine) {
+// In a loop by hand nobody else tells the supervisor how far the training is.
+void SingleDevice::begin_step(std::int64_t number, StepRequests mine) {
   mine_ = mine_ | mine;
   agreed_ = {};
+  step_ = number;
+  if (progress_.in_fit) {
+    return;
+  }
+  if (std::exchange(has_noted_steps_, true)) {
+    progress_.set_step(number);
+  } else {
+    progress_.begin_fit(number);
+  }
+  leave_phase();
+}
+
+StepRequests SingleDevice::agreed() {
+  end_step();
+  return agreed_;
 }
 
 NamedTensors SingleDevice::optimizer_state() const {

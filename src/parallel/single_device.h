@@ -103,6 +103,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   at::Tensor not_finite_{};             // a flag: a gradient of this step is not finite; undefined: not known
   at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
+  bool needs_closure_ = false;          // asking for the class takes too long for each step
   bool looked_for_unused_ = false;
 };
 
@@ -119,7 +120,7 @@ class SingleDevice : public Strategy {
   void prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) override;
   void prepare_again() override;
   void begin_step(std::int64_t number, StepRequests mine) override;
-  StepRequests agreed() override { return agreed_; }
+  StepRequests agreed() override;
   void end_forward(bool) override {}
   std::size_t optimizer_count() const noexcept override { return optimizers_.size(); }
   using Strategy::optimizer;
@@ -137,6 +138,19 @@ class SingleDevice : public Strategy {
     progress_.set_phase(phase);
     clock_.enter(phase);
   }
+  /// What follows is code of the program, in a loop by hand. In a fit the Trainer notes where the rank is.
+  void leave_phase() noexcept {
+    if (!progress_.in_fit) {
+      progress_.set_phase(Phase::program);
+    }
+  }
+  /// The step is complete.
+  void end_step() noexcept {
+    if (!progress_.in_fit) {
+      progress_.set_step(step_ + 1);
+    }
+    leave_phase();
+  }
   /// Takes the requests for the next reduction; they are sent only once.
   StepRequests take_requests() { return std::exchange(mine_, {}); }
 
@@ -146,6 +160,7 @@ class SingleDevice : public Strategy {
   const DistConfig dist_;
   torch::nn::Module* module_ = nullptr;
   std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};
+  std::int64_t step_ = 0;  // number of the current step
 
  private:
   void check_that_something_trains() const;
@@ -161,6 +176,7 @@ class SingleDevice : public Strategy {
   NamedTensors untrained_{};          // require gradients, and no optimizer has them
   std::weak_ptr<void> evaluating_{};  // the scope that exists
   bool has_kept_evaluation_values_ = false;
+  bool has_noted_steps_ = false;  // of a loop by hand
 };
 
 }  // namespace lockstep

@@ -1,21 +1,19 @@
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/storage/checkpoint_dir.h>
-#include <lockstep/storage/safetensors.h>
 
-#include "base/assertion.h"
-#include "base/crc32c.h"
 #include "base/mapped.h"
 #include "base/option_check.h"
 #include "base/paths.h"
 #include "base/text.h"
+#include "storage/checkpoint_files.h"
 #include "storage/commit.h"
 #include "storage/manifest.h"
 #include "storage/names.h"
@@ -25,8 +23,6 @@ namespace lockstep {
 namespace {
 
 using Path = std::filesystem::path;
-
-constexpr std::string_view kSafetensors = ".safetensors";
 
 // Creates `directory` and its missing parents, and makes each durable in its parent.
 void create_durable_directories(FileSystem& fs, const Path& directory) {
@@ -55,53 +51,6 @@ std::map<std::int64_t, std::string> committed_directories(FileSystem& fs, const 
   return found;
 }
 
-// Calls `function`; an error of the operating system becomes damage of `where`.
-template <typename Function>
-auto as_damage(const std::string& where, const Function& function) {
-  try {
-    return function();
-  } catch (const IoError& error) {
-    throw CheckpointError(where + ": " + error.what(), error.hint());
-  }
-}
-
-std::string where(const Path& file) { return (file.parent_path().filename() / file.filename()).string(); }
-
-// Reads a file of a checkpoint once, each chunk into the memory that `place(offset, size)` returns, and verifies each
-// chunk after reading. Throws: CheckpointError naming file, chunk and offset.
-template <typename Place>
-void read_checked(FileSystem& fs, const Path& path, const Manifest::File& entry, const Place& place) {
-  const std::string name = where(path);
-  as_damage(name, [&] {
-    if (!fs.exists(path)) {
-      throw CheckpointError(name + ": missing");
-    }
-    const auto file = fs.open(path);
-    if (file->size() != entry.size) {
-      throw CheckpointError(fmt::format("{}: found {} bytes, expected {}", name, file->size(), entry.size));
-    }
-    for (std::size_t chunk = 0; chunk < entry.crc32c.size(); ++chunk) {
-      const std::int64_t offset = static_cast<std::int64_t>(chunk) * kChunkBytes;
-      const std::span<std::byte> bytes = place(offset, std::min(kChunkBytes, entry.size - offset));
-      file->read(offset, bytes);
-      if (const std::uint32_t crc = crc32c(bytes); crc != entry.crc32c[chunk]) {
-        throw CheckpointError(fmt::format("{} chunk {} (offset {} MiB): checksum {:08x}, expected {:08x}", name, chunk,
-                                          offset >> 20, crc, entry.crc32c[chunk]));
-      }
-    }
-  });
-}
-
-// For fresh memory: allocating small pages takes longer than reading the file.
-void advise_huge_pages(std::span<std::byte> bytes) {
-  constexpr std::size_t kHugePage = 2 << 20;
-  void* begin = bytes.data();
-  std::size_t space = bytes.size();
-  if (std::align(kHugePage, kHugePage, begin, space) != nullptr) {
-    ::madvise(begin, space / kHugePage * kHugePage, MADV_HUGEPAGE);  // only a hint: ignore errors
-  }
-}
-
 }  // namespace
 
 std::vector<std::int64_t> steps_to_delete(std::vector<std::int64_t> steps, int keep_last,
@@ -124,7 +73,7 @@ std::unique_ptr<CheckpointWriter> CheckpointDir::begin(std::int64_t step, std::i
   if (const std::int64_t free = fs_.free_bytes(directory_); free < expected_bytes) {
     throw IoError(fmt::format("cannot save {}: found {} free in {}, need {}", step_name(step), human_bytes(free),
                               directory_.string(), human_bytes(expected_bytes)),
-                  "free space or lower checkpoint.keep_last; existing checkpoints are unchanged");
+                  "free space; the newest checkpoints are unchanged", ENOSPC);
   }
   return make_commit_writer(fs_, directory_, Manifest{.step = step, .run_id = run_id_, .restart = restart_},
                             expected_bytes);
@@ -157,69 +106,16 @@ Path CheckpointDir::path(std::int64_t step) const {
   return it == found.end() ? committed : directory_ / it->second;
 }
 
-Manifest CheckpointDir::manifest(std::int64_t step) const {
-  const Path directory = path(step);
-  if (!fs_.exists(directory)) {
-    throw CheckpointError(
-        fmt::format("{}: no such checkpoint in {}", directory.filename().string(), directory_.string()));
-  }
-  const Path file = directory / kManifestName;
-  const std::string name = where(file);
-  const std::string text = as_damage(name, [&] {
-    if (!fs_.exists(file)) {
-      throw CheckpointError(name + ": missing");
-    }
-    return read_file(fs_, file, kMaxManifestBytes);
-  });
-  Manifest manifest = parse_manifest(text, name);
-  if (manifest.step != step) {
-    throw CheckpointError(fmt::format("{}: found step {}, expected {}", name, manifest.step, step));
-  }
-  return manifest;
-}
+Manifest CheckpointDir::verify(std::int64_t step) const { return CheckpointFiles(fs_, path(step), step).verify(); }
 
-Manifest CheckpointDir::verify(std::int64_t step) const {
-  Manifest manifest = this->manifest(step);
-  const Path directory = path(step);
-  std::vector<std::byte> buffer;
-  for (const Manifest::File& entry : manifest.files) {
-    buffer.resize(static_cast<std::size_t>(std::min(entry.size, kChunkBytes)));
-    read_checked(fs_, directory / entry.name, entry, [&](std::int64_t /*offset*/, std::int64_t size) {
-      return std::span(buffer).first(static_cast<std::size_t>(size));
-    });
-    if (entry.name.ends_with(kSafetensors)) {
-      const Path file = directory / entry.name;
-      as_damage(where(file), [&] { SafetensorsReader(fs_.open(file), where(file)); });
-    }
-  }
-  return manifest;
-}
+Manifest CheckpointDir::manifest(std::int64_t step) const { return CheckpointFiles(fs_, path(step), step).manifest(); }
 
 void CheckpointDir::read(std::int64_t step, const Manifest::File& file, std::span<std::byte> out) const {
-  LOCKSTEP_ASSERT(static_cast<std::int64_t>(out.size()) == file.size, "the buffer must have the size of the file");
-  advise_huge_pages(out);
-  read_checked(fs_, path(step) / file.name, file, [&](std::int64_t offset, std::int64_t size) {
-    return out.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
-  });
+  CheckpointFiles(fs_, path(step), step).read(file, out);
 }
 
 std::string CheckpointDir::read(std::int64_t step, const std::string& name, std::int64_t max_bytes) const {
-  const Manifest manifest = this->manifest(step);
-  const Path directory = path(step);
-  const auto entry = std::ranges::find(manifest.files, name, &Manifest::File::name);
-  if (entry == manifest.files.end()) {
-    throw CheckpointError(fmt::format("{}/{}: not in the manifest", directory.filename().string(), printable(name)));
-  }
-  const Path file = directory / name;
-  if (entry->size > max_bytes) {
-    throw CheckpointError(fmt::format("{}: found {} bytes, expected at most {}", where(file), entry->size, max_bytes));
-  }
-  std::string text(static_cast<std::size_t>(entry->size), '\0');
-  read_checked(fs_, file, *entry, [&](std::int64_t offset, std::int64_t size) {
-    return std::as_writable_bytes(std::span(text))
-        .subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
-  });
-  return text;
+  return CheckpointFiles(fs_, path(step), step).read(name, max_bytes);
 }
 
 std::vector<std::string> CheckpointDir::remove_incomplete() {

@@ -13,6 +13,28 @@ namespace {
 constexpr std::string_view kPrefix = kStepPrefix;
 constexpr std::string_view kAside = ".old.";
 constexpr std::string_view kTemporary = ".tmp.";
+constexpr std::string_view kAbandoned = ".abandoned.";
+
+struct Parts {
+  std::int64_t step = 0;
+  std::string_view rest{};  // from the first dot on
+};
+
+std::optional<Parts> parts_of(std::string_view name) {
+  if (!name.starts_with(kPrefix)) {
+    return std::nullopt;
+  }
+  const std::string_view base = name.substr(0, name.find('.'));
+  const std::optional<std::int64_t> step = parse_int(base.substr(kPrefix.size()));
+  if (!step || *step < 0 || step_name(*step) != base) {
+    return std::nullopt;
+  }
+  return Parts{*step, name.substr(base.size())};
+}
+
+bool is_nonce_after(std::string_view rest, std::string_view kind) {
+  return rest.starts_with(kind) && is_random_id(rest.substr(kind.size()));
+}
 
 // 1 to 128 letters, digits and `others`.
 bool has_only(std::string_view name, std::string_view others) noexcept {
@@ -32,26 +54,28 @@ std::string aside_name(std::int64_t step) { return fmt::format("{}{}{}", step_na
 std::string temporary_name(std::int64_t step) {
   return fmt::format("{}{}{}", step_name(step), kTemporary, random_id());
 }
-std::string abandoned_name(std::int64_t step) { return fmt::format("{}.abandoned.{}", step_name(step), random_id()); }
+std::string abandoned_name(std::int64_t step) {
+  return fmt::format("{}{}{}", step_name(step), kAbandoned, random_id());
+}
+
+std::optional<std::int64_t> parse_abandoned_name(std::string_view name) {
+  const auto parts = parts_of(name);
+  return parts && is_nonce_after(parts->rest, kAbandoned) ? std::optional(parts->step) : std::nullopt;
+}
 
 std::optional<DirectoryName> parse_directory_name(std::string_view name) {
-  if (!name.starts_with(kPrefix)) {
+  const auto parts = parts_of(name);
+  if (!parts) {
     return std::nullopt;
   }
-  const std::string_view base = name.substr(0, name.find('.'));
-  const std::string_view rest = name.substr(base.size());
-  const std::optional<std::int64_t> step = parse_int(base.substr(kPrefix.size()));
-  if (!step || *step < 0 || step_name(*step) != base) {
-    return std::nullopt;
+  if (parts->rest.empty()) {
+    return DirectoryName{parts->step, DirectoryKind::committed};
   }
-  if (rest.empty()) {
-    return DirectoryName{*step, DirectoryKind::committed};
+  if (is_nonce_after(parts->rest, kAside)) {
+    return DirectoryName{parts->step, DirectoryKind::aside};
   }
-  if (rest.starts_with(kAside) && is_random_id(rest.substr(kAside.size()))) {
-    return DirectoryName{*step, DirectoryKind::aside};
-  }
-  if (rest.starts_with(kTemporary) && is_random_id(rest.substr(kTemporary.size()))) {
-    return DirectoryName{*step, DirectoryKind::temporary};
+  if (is_nonce_after(parts->rest, kTemporary)) {
+    return DirectoryName{parts->step, DirectoryKind::temporary};
   }
   return std::nullopt;
 }

@@ -36,7 +36,9 @@ std::string step_name(std::int64_t step);
 std::string aside_name(std::int64_t step);      ///< a new nonce in every call
 std::string temporary_name(std::int64_t step);  ///< a new nonce in every call
 
-std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; never touched again
+std::string abandoned_name(std::int64_t step);  ///< a new nonce in every call; read only if a user names it
+/// The step; nullopt: not the name of an abandoned checkpoint.
+std::optional<std::int64_t> parse_abandoned_name(std::string_view name);
 
 /// nullopt: not a name of lockstep; leave it alone.
 std::optional<DirectoryName> parse_directory_name(std::string_view name);

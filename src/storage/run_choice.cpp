@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/paths.h"
 #include "base/run_files.h"
@@ -54,10 +55,10 @@ std::optional<std::string> find(FileSystem& fs, const RunPattern& pattern,
 std::string newest(FileSystem& fs, const RunPattern& pattern) {
   const auto all = values(fs, pattern);
   const auto found = std::find_if(all.rbegin(), all.rend(), [&](const auto& value) {
-    return fs.exists(std::filesystem::path(pattern.path(value)) / kRunRecordName);
+    return !CheckpointDir(fs, std::filesystem::path(pattern.path(value)) / kCheckpointsName).steps().empty();
   });
   if (found == all.rend()) {
-    throw CheckpointError(fmt::format("found no run {}, expected one to continue", pattern.path("*")),
+    throw CheckpointError(fmt::format("found no run {} with a checkpoint, expected one to continue", pattern.path("*")),
                           "check --run_dir and --run_name, or leave out --resume to begin one");
   }
   return pattern.path(*found);

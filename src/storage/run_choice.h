@@ -12,7 +12,7 @@ namespace lockstep {
 
 struct RunChoice {
   LaunchName launch{};
-  bool newest = false;   ///< continue the newest run of the pattern, instead of beginning one
+  bool newest = false;   ///< continue the newest run of the pattern with a checkpoint, instead of beginning one
   bool creates = false;  ///< the directory is created, so that no other launch gets it
 };
 

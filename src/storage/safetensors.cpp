@@ -55,7 +55,8 @@ std::string find_fault(const std::string& name, const std::string& dtype, const 
   }
   const std::int64_t item_size = safetensors_item_size(dtype);
   if (item_size == 0) {
-    return fmt::format("{}: unknown dtype {}", name, dtype);
+    const bool is_packed = dtype == "F4" || dtype == "F6_E2M3" || dtype == "F6_E3M2";
+    return fmt::format("{}: {} dtype {}", name, is_packed ? "lockstep does not support the" : "unknown", dtype);
   }
   if (shape.size() > kMaxDimensions) {
     return fmt::format("{}: found {} dimensions, expected at most {}", name, shape.size(), kMaxDimensions);
@@ -293,9 +294,10 @@ std::int64_t safetensors_item_size(std::string_view dtype) noexcept {
     std::string_view dtype;
     std::int64_t size;
   };
-  constexpr Item kItems[] = {{"F32", 4},  {"BF16", 2}, {"F16", 2},     {"F64", 8},     {"I64", 8},    {"I32", 4},
-                             {"I16", 2},  {"I8", 1},   {"U8", 1},      {"U16", 2},     {"U32", 4},    {"U64", 8},
-                             {"BOOL", 1}, {"C64", 8},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+  constexpr Item kItems[] = {{"F32", 4},         {"BF16", 2},    {"F16", 2},         {"F64", 8},    {"I64", 8},
+                             {"I32", 4},         {"I16", 2},     {"I8", 1},          {"U8", 1},     {"U16", 2},
+                             {"U32", 4},         {"U64", 8},     {"BOOL", 1},        {"C64", 8},    {"F8_E4M3", 1},
+                             {"F8_E4M3FNUZ", 1}, {"F8_E5M2", 1}, {"F8_E5M2FNUZ", 1}, {"F8_E8M0", 1}};
   for (const Item& item : kItems) {
     if (item.dtype == dtype) {
       return item.size;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -22,6 +23,7 @@ using Value = PickleValue;
 using Kind = PickleValue::Kind;
 
 constexpr std::size_t kMaxPickledDimensions = 64;  // LibTorch's limit
+constexpr std::size_t kMaxStorageName = 64;        // torch.save writes a number
 constexpr const char* kSaveStateDict =
     "in Python, save the weights alone: torch.save(model.state_dict(), \"weights.pt\")";
 
@@ -36,7 +38,7 @@ struct PickledDtype {
   std::string_view storage;  ///< empty: only in an untyped storage
   std::int64_t bytes;
 };
-constexpr std::array<PickledDtype, 17> kPickledDtypes{{{"float32", "torch\nFloatStorage", 4},
+constexpr std::array<PickledDtype, 21> kPickledDtypes{{{"float32", "torch\nFloatStorage", 4},
                                                        {"float64", "torch\nDoubleStorage", 8},
                                                        {"float16", "torch\nHalfStorage", 2},
                                                        {"bfloat16", "torch\nBFloat16Storage", 2},
@@ -51,12 +53,28 @@ constexpr std::array<PickledDtype, 17> kPickledDtypes{{{"float32", "torch\nFloat
                                                        {"uint16", "", 2},
                                                        {"uint32", "", 4},
                                                        {"uint64", "", 8},
+                                                       {"complex32", "", 4},
                                                        {"float8_e4m3fn", "", 1},
-                                                       {"float8_e5m2", "", 1}}};
+                                                       {"float8_e4m3fnuz", "", 1},
+                                                       {"float8_e5m2", "", 1},
+                                                       {"float8_e5m2fnuz", "", 1},
+                                                       {"float8_e8m0fnu", "", 1}}};
 
 bool is_tensor(const Value& value) {
   return value.kind == Kind::object &&
          (value.text == kTensor || value.text == kTensorWithDtype || value.text == kParameter);
+}
+
+/// A tensor of another kind, such as a quantized or a sparse one.
+bool is_other_tensor(const Value& value) {
+  return value.kind == Kind::object && !is_tensor(value) && value.text.starts_with("torch._utils\n_rebuild");
+}
+
+/// "my_module.MyModel"
+std::string python_name(std::string_view global) {
+  std::string name(global.substr(0, 200));
+  std::ranges::replace(name, '\n', '.');
+  return printable(name);
 }
 
 /// "the Python object my_module.MyModel"
@@ -83,67 +101,174 @@ std::string kind_of(const Value& value) {
   if (is_tensor(value)) {
     return "a tensor";
   }
-  std::string name(value.text.substr(0, 200));
-  std::ranges::replace(name, '\n', '.');
-  return (value.kind == Kind::global ? "the Python name " : "the Python object ") + printable(name);
+  return (value.kind == Kind::global ? "the Python name " : "the Python object ") + python_name(value.text);
 }
 
 std::string key_text(const Value& key) { return key.kind == Kind::text ? printable(key.text) : kind_of(key); }
 
-bool has_only_tensors(const Pickle& pickle, const Value& value) {
-  if (value.kind != Kind::dictionary) {
-    return false;
-  }
-  for (std::size_t i = 0; i < value.items.size(); i += 2) {
-    if (pickle[value.items[i]].kind != Kind::text || !is_tensor(pickle[value.items[i + 1]])) {
-      return false;
-    }
-  }
-  return true;
-}
+/// The dictionary with the weights in a pickle, or why there is none. A pickle may refer to one dictionary many times:
+/// each is looked through once.
+class WeightsSearch {
+ public:
+  explicit WeightsSearch(const Pickle& pickle) : pickle_(pickle), root_(pickle[pickle.root]) {}
 
-/// "epoch (an integer), model (a dictionary)"
-std::string keys_of(const Pickle& pickle, const Value& dictionary) {
-  constexpr std::size_t kShown = 20;
-  std::vector<std::string> keys;
-  for (std::size_t i = 0; i < std::min(dictionary.items.size(), 2 * kShown); i += 2) {
-    keys.push_back(
-        fmt::format("{} ({})", key_text(pickle[dictionary.items[i]]), kind_of(pickle[dictionary.items[i + 1]])));
-  }
-  if (dictionary.items.size() > 2 * kShown) {
-    keys.emplace_back("...");
-  }
-  return join(keys, ", ");
-}
-
-const Value& find_weights(const Pickle& pickle, const std::string& key) {
-  const Value& root = pickle[pickle.root];
-  if (root.kind != Kind::dictionary) {
-    throw CheckpointError(fmt::format("found {}, expected a dictionary of tensors", kind_of(root)), kSaveStateDict);
-  }
-  if (key.empty() && has_only_tensors(pickle, root)) {
-    return root;
-  }
-  std::vector<std::pair<std::string_view, Ref>> found;
-  for (std::size_t i = 0; i < root.items.size(); i += 2) {
-    const std::string_view name = pickle[root.items[i]].text;
-    const Value& value = pickle[root.items[i + 1]];
-    if (key.empty() ? has_only_tensors(pickle, value) && !value.items.empty() : name == key) {
-      found.emplace_back(name, root.items[i + 1]);
+  const Value& find(const std::string& key) {
+    if (root_.kind != Kind::dictionary) {
+      throw CheckpointError(fmt::format("found {}, expected a dictionary of tensors", kind_of(root_)), kSaveStateDict);
     }
+    return key.empty() ? find_only() : find_named(key);
   }
-  if (found.size() == 1) {
-    return pickle[found.front().second];
+
+ private:
+  /// A dictionary in the content, and the keys that lead to it.
+  struct Part {
+    Ref dictionary;
+    std::vector<std::string_view> keys;
+  };
+
+  const Value& find_named(const std::string& key) {
+    std::vector<Ref> found;
+    for (std::size_t i = 0; i < root_.items.size(); i += 2) {
+      if (pickle_[root_.items[i]].text == key) {
+        found.push_back(root_.items[i + 1]);
+      }
+    }
+    if (found.size() != 1) {
+      throw CheckpointError(fmt::format("found no key {}; the keys are: {}", key, entries_of(root_)));
+    }
+    const Value& named = pickle_[found.front()];
+    if (named.kind != Kind::dictionary) {
+      throw CheckpointError(fmt::format("{}: found {}, expected a dictionary of tensors", key, kind_of(named)));
+    }
+    if (!has_only_tensors(found.front())) {
+      const Part part{.dictionary = found.front(), .keys = {key}};
+      throw CheckpointError(others_in(part), hint_to_save(best_part(part)));
+    }
+    return named;
   }
-  if (!key.empty()) {
-    throw CheckpointError(fmt::format("found no key {}; the keys are: {}", key, keys_of(pickle, root)));
+
+  const Value& find_only() {
+    if (has_only_tensors(pickle_.root)) {
+      return root_;
+    }
+    std::vector<std::pair<std::string_view, Ref>> found;
+    for (std::size_t i = 0; i < root_.items.size(); i += 2) {
+      const Ref value = root_.items[i + 1];
+      if (has_only_tensors(value) && !pickle_[value].items.empty()) {
+        found.emplace_back(pickle_[root_.items[i]].text, value);
+      }
+    }
+    if (found.size() == 1) {
+      return pickle_[found.front().second];
+    }
+    const std::string count = fmt::format("found {} dictionaries of tensors, expected one; the keys are: {}",
+                                          found.size(), entries_of(root_));
+    if (!found.empty()) {
+      throw CheckpointError(count, fmt::format("name one: load_tensors(file, \"{}\")", printable(found.front().first)));
+    }
+    const Part best = best_part({.dictionary = pickle_.root, .keys = {}});
+    const bool is_mixed = tensors_in(best.dictionary) > 0 && !has_only_tensors(best.dictionary);
+    throw CheckpointError(is_mixed ? others_in(best) : count, hint_to_save(best));
   }
-  throw CheckpointError(fmt::format("found {} dictionaries of tensors, expected one; the keys are: {}", found.size(),
-                                    keys_of(pickle, root)),
-                        found.empty()
-                            ? kSaveStateDict
-                            : fmt::format("name one: load_tensors(file, \"{}\")", printable(found.front().first)));
-}
+
+  /// "model: found entries that are no tensors: epoch (an integer)"
+  std::string others_in(const Part& part) const {
+    std::string path;
+    for (const std::string_view key : part.keys) {
+      path += fmt::format("{}: ", printable(key.substr(0, 200)));
+    }
+    return fmt::format("{}found entries that are no tensors: {}", path,
+                       entries_of(pickle_[part.dictionary], /*without_tensors=*/true));
+  }
+
+  /// How many entries of a dictionary are tensors with a name; 0 for any other value.
+  std::size_t tensors_in(Ref ref) {
+    const Value& value = pickle_[ref];
+    if (value.kind != Kind::dictionary) {
+      return 0;
+    }
+    const auto [known, is_new] = tensors_.try_emplace(ref, 0);
+    for (std::size_t i = 0; is_new && i < value.items.size(); i += 2) {
+      if (pickle_[value.items[i]].kind == Kind::text && is_tensor(pickle_[value.items[i + 1]])) {
+        ++known->second;
+      }
+    }
+    return known->second;
+  }
+
+  bool has_only_tensors(Ref ref) {
+    const Value& value = pickle_[ref];
+    return value.kind == Kind::dictionary && 2 * tensors_in(ref) == value.items.size();
+  }
+
+  /// "epoch (an integer), model (a dictionary)"
+  std::string entries_of(const Value& dictionary, bool without_tensors = false) const {
+    constexpr std::size_t kShown = 20;
+    std::vector<std::string> entries;
+    for (std::size_t i = 0; i < dictionary.items.size(); i += 2) {
+      const Value& key = pickle_[dictionary.items[i]];
+      const Value& value = pickle_[dictionary.items[i + 1]];
+      if (without_tensors && key.kind == Kind::text && is_tensor(value)) {
+        continue;
+      }
+      if (entries.size() == kShown) {
+        entries.emplace_back("...");
+        break;
+      }
+      entries.push_back(fmt::format("{} ({})", key_text(key), kind_of(value)));
+    }
+    return join(entries, ", ");
+  }
+
+  /// The dictionary with the most tensors: `outer`, one in it, or one in these.
+  Part best_part(Part outer) {
+    constexpr std::size_t kMaxKeys = 2;
+    std::vector<Part> parts{std::move(outer)};
+    std::unordered_set<Ref> seen{parts.front().dictionary};
+    std::size_t best = 0;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      if (tensors_in(parts[part].dictionary) > tensors_in(parts[best].dictionary)) {
+        best = part;
+      }
+      const std::vector<std::string_view> keys = parts[part].keys;
+      const std::vector<Ref>& items = pickle_[parts[part].dictionary].items;
+      for (std::size_t i = 0; keys.size() < kMaxKeys && i < items.size(); i += 2) {
+        const Value& key = pickle_[items[i]];
+        if (key.kind == Kind::text && pickle_[items[i + 1]].kind == Kind::dictionary &&
+            seen.insert(items[i + 1]).second) {
+          parts.push_back({.dictionary = items[i + 1], .keys = keys});
+          parts.back().keys.push_back(key.text);
+        }
+      }
+    }
+    return parts[best];
+  }
+
+  std::string hint_to_save(const Part& part) {
+    const std::vector<Ref>& items = pickle_[part.dictionary].items;
+    if (std::ranges::any_of(items, [this](Ref item) { return is_other_tensor(pickle_[item]); })) {
+      return "in Python, save plain tensors, which tensor.dequantize(), to_dense() and detach().clone() make";
+    }
+    if (tensors_in(part.dictionary) == 0) {
+      return kSaveStateDict;
+    }
+    std::string python = part.keys.empty() ? "model.state_dict()" : "torch.load(old)";
+    for (const std::string_view key : part.keys) {
+      python += fmt::format("[\"{}\"]", printable(key.substr(0, 200)));
+    }
+    if (has_only_tensors(part.dictionary)) {
+      return fmt::format("in Python, save that part alone: torch.save({}, \"weights.pt\")", python);
+    }
+    return fmt::format(
+        "in Python, save the tensors alone: torch.save({{k: v for k, v in {}.items() if torch.is_tensor(v)}}, "
+        "\"weights.pt\")",
+        python);
+  }
+
+  const Pickle& pickle_;
+  const Value& root_;
+  std::unordered_map<Ref, std::size_t> tensors_{};  // of the dictionaries that were looked through
+};
 
 /// Reads the description of one tensor; messages begin with its name.
 class TensorDescription {
@@ -156,7 +281,7 @@ class TensorDescription {
       made = &pickle_[arguments(*made, 1)[0]];
     }
     if (!is_tensor(*made) || made->text == kParameter) {
-      fail(fmt::format("found {}, expected a tensor", kind_of(*made)), kSaveStateDict);
+      fail(fmt::format("found {}, expected a tensor", kind_of(*made)));
     }
     // storage, offset, shape, strides, requires_grad, backward_hooks, (dtype,) and bits for lazy operations
     const bool has_dtype = made->text == kTensorWithDtype;
@@ -174,8 +299,8 @@ class TensorDescription {
     const auto known = std::ranges::find_if(kPickledDtypes, [&](const PickledDtype& each) {
       return is_untyped ? dtype == "torch\n" + std::string(each.name) : dtype == each.storage;
     });
-    if (known == kPickledDtypes.end() || pickle_[storage[2]].kind != Kind::text) {
-      fail("found an unknown dtype: " + printable(dtype.substr(0, 200)), "convert the tensor before saving");
+    if (known == kPickledDtypes.end()) {
+      fail("found an unknown dtype: " + python_name(dtype), "convert the tensor before saving");
     }
     tensor.dtype = known->name;
     tensor.storage = pickle_[storage[2]].text;
@@ -205,7 +330,11 @@ class TensorDescription {
     if (storage.kind != Kind::storage || pickle_[storage.items[0]].items.size() != 5) {
       fail("its storage has no description");
     }
-    return pickle_[storage.items[0]].items;
+    const std::vector<Ref>& items = pickle_[storage.items[0]].items;
+    if (const Value& name = pickle_[items[2]]; name.kind != Kind::text || name.text.size() > kMaxStorageName) {
+      fail(fmt::format("its storage has no name of at most {} bytes", kMaxStorageName));
+    }
+    return items;
   }
 
   std::int64_t size(Ref ref) const {
@@ -254,16 +383,13 @@ class TensorDescription {
 
 std::vector<PickledTensor> parse_torch_pickle(std::string_view text, const std::string& key) {
   const Pickle pickle = parse_pickle(text);
-  const Value& weights = find_weights(pickle, key);
-  if (weights.kind != Kind::dictionary) {
-    throw CheckpointError(fmt::format("{}: found {}, expected a dictionary of tensors", key, kind_of(weights)));
-  }
+  const Value& weights = WeightsSearch(pickle).find(key);
   std::vector<PickledTensor> tensors;
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < weights.items.size(); i += 2) {
     const Value& name = pickle[weights.items[i]];
-    if (name.kind != Kind::text || !names.insert(name.text).second) {
-      throw CheckpointError(fmt::format("found the key {} twice, or it is no text", key_text(name)));
+    if (!names.insert(name.text).second) {
+      throw CheckpointError(fmt::format("found the key {} twice", key_text(name)));
     }
     tensors.push_back(TensorDescription(pickle, name.text).read(pickle[weights.items[i + 1]]));
   }

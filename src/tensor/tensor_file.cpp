@@ -14,6 +14,7 @@
 #include <lockstep/base/file_system.h>
 #include <lockstep/tensor/tensor_file.h>
 
+#include "base/assertion.h"
 #include "base/mapped_file.h"
 #include "base/paths.h"
 #include "storage/torch_pickle.h"
@@ -132,8 +133,11 @@ std::int64_t TensorViews::byte_size() const {
   return bytes;
 }
 
-void TensorViews::write(const std::function<void(std::span<const std::byte>)>& append) const {
-  write_safetensors(views, {{"format", "pt"}}, append);
+void TensorViews::write(const std::function<void(std::span<const std::byte>)>& append,
+                        const std::map<std::string, std::string>& tied_names) const {
+  std::map<std::string, std::string> metadata{{"format", "pt"}};
+  metadata.insert(tied_names.begin(), tied_names.end());
+  write_safetensors(views, metadata, append);
 }
 
 NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
@@ -141,10 +145,7 @@ NamedTensors view_tensors(const at::Tensor& bytes, const std::string& file) {
   NamedTensors tensors;
   for (const TensorEntry& entry : reader.entries()) {
     const auto dtype = dtype_of(entry.dtype);
-    if (!dtype) {
-      throw CheckpointError(
-          fmt::format("{}: {} has dtype {}, which LibTorch does not support", file, entry.name, entry.dtype));
-    }
+    LOCKSTEP_ASSERT(dtype, "the reader accepts only dtypes that LibTorch has");
     tensors.emplace_back(entry.name, typed_view(bytes, reader.data_offset() + entry.begin, *dtype, entry.shape));
   }
   return tensors;

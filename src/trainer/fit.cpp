@@ -99,6 +99,7 @@ StepAccess::Context Fit::step_context() {
                               .meter = metrics_.of_window(),
                               .epoch_meter = metrics_.of_epoch(),
                               .spikes = anomalies_.spikes().gate(),
+                              .buffers = anomalies_.buffers(),
                               .loss_check = world_.is_main() ? &loss_check_ : nullptr,
                               .graphs = graphs_ ? &*graphs_ : nullptr};
   if (callbacks_.has(Stage::backward_start)) {

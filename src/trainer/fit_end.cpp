@@ -33,6 +33,13 @@ void warn_if_it_fails(std::string_view what, const Work& work) noexcept {
   }
 }
 
+/// `limit`: the setting that ended the run.
+std::string below_minimum(const TrainConfig& config, const TrainState& state, const std::string& limit) {
+  const std::string minimum = state.step < config.min_steps ? fmt::format("--min_steps {}", config.min_steps)
+                                                            : fmt::format("--min_epochs {}", config.min_epochs);
+  return fmt::format("{} was not reached: {} ended the training at step {}", minimum, limit, state.step);
+}
+
 }  // namespace
 
 FitResult Fit::finish() {
@@ -69,9 +76,12 @@ FitResult Fit::finish() {
       .best = checkpoints_.best(),
       .duration_s = seconds_since(began_)};
   control_.set_agreed(result.stop);
-  const bool has_monitor = config_.checkpoint.monitor.empty() || monitor_.is_measured() || result.best.has_value();
+  const bool has_monitor = config_.checkpoint.monitor.empty() || monitor_.was_finite() || result.best.has_value();
   if (!has_monitor && !agreed_.stop && !config_.barebones && world_.is_main()) {
-    log_warning(never_measured("--checkpoint.monitor", config_.checkpoint.monitor));
+    log_warning(never_measured("--checkpoint.monitor", config_.checkpoint.monitor, monitor_.is_measured()));
+  }
+  if (world_.is_main() && limits_.are_reached(state_) && limits_.is_below_minimum(state_)) {
+    log_warning(below_minimum(config_, state_, limits_.reached(state_)));
   }
   tell_end(result, place_.number, times_.until_now(train_.has_one_reader()), config_, world_, console_, files_);
   strategy_->keep_evaluation_values();
@@ -129,8 +139,10 @@ void Fit::tell_what_is_left() noexcept {
 
 void Fit::note_failure(const std::exception& error) noexcept {
   if (!plan_.facts.started_by_program) {
+    // Otherwise this process has neither trained nor resumed, and the launcher, too, writes -1.
+    const bool has_begun = record_.step.load(std::memory_order_relaxed) >= 0;
     files_.event("failure", {{"rank", std::int64_t{world_.rank()}},
-                             {"step", state_.step},
+                             {"step", has_begun ? state_.step : -1},
                              {"what", std::string(first_line(without_frames(error.what())))}});
   }
 }

@@ -120,6 +120,25 @@ void check_optimizer_state(const Strategy& strategy, const TrainConfig& config) 
   }
 }
 
+/// Nothing where the length of an epoch is not known; then the end warns.
+void check_minimum(const TrainConfig& config, const RunLimits& limits) {
+  const std::int64_t epoch = limits.steps_per_epoch();
+  if (epoch == 0) {
+    return;
+  }
+  constexpr const char* kHint = "raise the maximum, or leave out the minimum";
+  if (config.max_epochs > 0 && config.min_steps > limits.steps()) {
+    throw ConfigError(fmt::format("--min_steps {} with --max_epochs {} of {}: the run ends at step {}",
+                                  config.min_steps, config.max_epochs, counted(epoch, "step"), limits.steps()),
+                      kHint);
+  }
+  if (config.max_steps > 0 && config.min_epochs > config.max_steps / epoch) {
+    throw ConfigError(fmt::format("--min_epochs {} with --max_steps {}, where an epoch has {}: the run ends earlier",
+                                  config.min_epochs, config.max_steps, counted(epoch, "step")),
+                      kHint);
+  }
+}
+
 /// A resumed run may keep a global batch for which its ranks need more micro-batches.
 void check_static_graph(const TrainConfig& config, int ranks, std::int64_t global_batch, std::int64_t batch_size) {
   const std::int64_t micro_batches = micro_batch_count(global_batch, ranks, batch_size);
@@ -164,6 +183,9 @@ void Fit::prepare() {
   const std::vector<OptimizerSpec> optimizers = task_.optimizers();
   const std::vector<NamedSchedule> schedules = schedules_of(optimizers, config_.optim);
   limits_.begin_epoch(/*epoch=*/0, /*first_step=*/0, train_.steps_per_epoch().value_or(0));
+  if (!origin) {
+    check_minimum(config_, limits_);
+  }
   check_schedules(schedules, schedule_step());
   validation_times_.begin(limits_.steps_per_epoch());
   strategy_->prepare(module, optimizers);
@@ -177,8 +199,8 @@ void Fit::prepare() {
   }
   check_optimizer_state(*strategy_, config_);
   callbacks_.begin(module, world_);
-  tell_start(plan_, world_, limits_.steps(), files_);
   seed_rng({.seed = config_.seed, .rank = world_.rank()}, world_.device());
+  const std::string from = origin ? origin->name : std::string();
   resume(std::move(origin), schedules);
   check_schedules(schedules, schedule_step());  // a resumed epoch may have another number of steps
   const std::int64_t batch = follow_global_batch();
@@ -188,7 +210,15 @@ void Fit::prepare() {
   }
   recorded_steps_.begin(state_.step);
   reports_.set_position(state_, place_);
+  // From here on the run is this one: a start that could not resume has changed nothing.
+  tell_start(plan_, world_, limits_.steps(), files_);
   files_.begin(resumed_ ? state_.step : -1, own_sinks_);
+  if (resumed_) {
+    files_.event("resume", {{"step", state_.step},
+                            {"epoch", place_.number},
+                            {"total_steps", limits_.steps()},  // an epoch may have become longer or shorter
+                            {"from", from}});
+  }
   recorder_.open(hold_->path(), state_.step, world_);
   step_times_.begin(state_.step);
   prepare_graphs(has_metrics);
@@ -280,10 +310,6 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   } else if (place_.validation_is_due && validation_ != nullptr) {
     console_.line(fmt::format("resuming from {}: its validation was not completed and is done now", origin->name));
   }
-  files_.event("resume", {{"step", state_.step},
-                          {"epoch", place_.number},
-                          {"total_steps", limits_.steps()},  // an epoch may have become longer or shorter
-                          {"from", origin->name}});
 }
 
 // Callbacks of a validation before the first step read these rates, for example ReduceOnPlateau.

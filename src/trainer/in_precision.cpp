@@ -1,5 +1,8 @@
 #include "trainer/in_precision.h"
 
+#include <optional>
+#include <unordered_set>
+
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
@@ -8,8 +11,10 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/nn/lora.h>
 
 #include "data/for_each_tensor.h"
+#include "parallel/for_each_module.h"
 
 namespace lockstep {
 namespace {
@@ -31,6 +36,15 @@ class Placement {
 
   bool changes_nothing() const noexcept { return !dtype_ && !channels_last_; }
 
+  /// For parameters that lose their updates in half precision.
+  Placement at_least_fp32() const {
+    Placement other = *this;
+    if (dtype_) {
+      other.dtype_ = at::promote_types(*dtype_, at::kFloat);
+    }
+    return other;
+  }
+
   at::Tensor operator()(const at::Tensor& tensor) const {
     const at::Tensor converted = dtype_ ? tensor.to(target_dtype(tensor, *dtype_)) : tensor;
     return channels_last_ && converted.dim() == 4 ? converted.contiguous(at::MemoryFormat::ChannelsLast) : converted;
@@ -40,6 +54,16 @@ class Placement {
   std::optional<at::ScalarType> dtype_;
   bool channels_last_;
 };
+
+std::unordered_set<const c10::TensorImpl*> adapters_of(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> adapters;
+  for_each_module(module, [&](const torch::nn::Module& part, const auto&) {
+    if (const auto* layer = part.as<LoraLinearImpl>(); layer != nullptr && layer->has_adapter()) {
+      adapters.insert({layer->lora_a.unsafeGetTensorImpl(), layer->lora_b.unsafeGetTensorImpl()});
+    }
+  });
+  return adapters;
+}
 
 }  // namespace
 
@@ -58,9 +82,12 @@ void place_module(torch::nn::Module& module, c10::Device device, const TrainConf
   if (place.changes_nothing()) {
     return;
   }
+  const auto adapters = adapters_of(module);
+  const Placement place_adapter = place.at_least_fp32();
   const at::NoGradGuard no_grad;  // not Module::to(dtype), which would convert counters too
   for (at::Tensor& parameter : module.parameters()) {
-    parameter.set_data(place(parameter));
+    parameter.set_data(adapters.contains(parameter.unsafeGetTensorImpl()) ? place_adapter(parameter)
+                                                                          : place(parameter));
   }
   for (at::Tensor& buffer : module.buffers()) {
     buffer.set_data(place(buffer));

@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-/// Moves the module to the device. Its floating-point parameters and buffers get the precision's dtype, complex ones
-/// the complex dtype of the same size. With memory.channels_last, those with 4 dimensions get that memory format.
+/// Moves the module to the device. Its floating-point parameters and buffers get the precision's dtype, adapters of
+/// LoraLinear fp32 instead of half precision, complex ones the complex dtype of the same size. With
+/// memory.channels_last, those with 4 dimensions get that memory format.
 /// Throws: ConfigError (a parameter on the device meta).
 void place_module(torch::nn::Module& module, c10::Device device, const TrainConfig& config);
 

@@ -13,12 +13,14 @@
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/tensor/tensor_file.h>
 
-#include "checkpoint/init_weights.h"
 #include "checkpoint/load_converted.h"
+#include "checkpoint/named_checkpoint.h"
 #include "parallel/parameter_sync.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kFlag = "--init_weights";
 
 bool is_schedule_free(const NamedTensors::value_type& of_optimizer) {
   return of_optimizer.first.ends_with(".weight_sum");
@@ -33,7 +35,8 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
   }
   NamedTensors weights;
   if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
-    CheckpointContents contents = load_checkpoint(from, world);
+    CheckpointContents contents;
+    naming_flag(kFlag, [&] { contents = load_checkpoint(from, world); });
     if (world.is_main() && std::ranges::any_of(contents.tensors["optimizer"], is_schedule_free)) {
       log_warning(
           fmt::format("--init_weights {}: these are the weights that schedule-free AdamW trains; those that it "
@@ -42,7 +45,7 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
     }
     weights = std::move(contents.tensors["model"]);
   } else if (world.is_main()) {
-    weights = load_tensors(from);
+    naming_flag(kFlag, [&] { weights = load_tensors(from); });
   }
   std::size_t loaded = 0;
   if (world.is_main()) {

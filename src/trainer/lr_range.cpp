@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -86,9 +88,13 @@ class RangeTask final : public Task {
   Task& task_;
 };
 
+constexpr std::size_t kFewest = 10;  // losses: the average or the slope of fewer is mostly that of their noise
+
 class RangeRecorder final : public Callback {
  public:
-  RangeRecorder(const LrRangeOptions& options, LrRange& range) : options_(options), range_(range) {}
+  /// `losses`: of the steps, not averaged.
+  RangeRecorder(const LrRangeOptions& options, LrRange& range, std::vector<double>& losses)
+      : options_(options), range_(range), losses_(losses) {}
 
   std::string name() const override { return "lr_range"; }
   std::uint32_t stages() const override { return Stage::step_start | Stage::step_end; }
@@ -105,15 +111,21 @@ class RangeRecorder final : public Callback {
     // That of --optim.lr: context.step.lr is that of the first group, which may have a rate of its own.
     range_.lrs.push_back(options_.max_lr * factor_of(options_, context.state.step - 1));
     range_.losses.push_back(sum_ / weight_);
-    smallest_ = std::min(smallest_, range_.losses.back());
-    const bool diverges =
-        options_.stop_factor > 0 && range_.losses.size() > 1 && range_.losses.back() > options_.stop_factor * smallest_;
-    if (!std::isfinite(loss) || diverges) {
+    losses_.push_back(loss);
+    if (!std::isfinite(loss) || diverges()) {
       context.control.request_stop("the loss grows");
     }
   }
 
  private:
+  bool diverges() {
+    if (losses_.size() < kFewest) {
+      return false;
+    }
+    smallest_ = std::min(smallest_, range_.losses.back());
+    return options_.stop_factor > 0 && range_.losses.back() > options_.stop_factor * smallest_;
+  }
+
   /// Over all ranks, weighted by their counts or samples.
   double mean_loss(const StageContext& context) const {
     const c10::NoGradGuard no_grad;
@@ -133,23 +145,57 @@ class RangeRecorder final : public Callback {
 
   const LrRangeOptions options_;
   LrRange& range_;
+  std::vector<double>& losses_;
   std::int64_t samples_ = 0;  // of this rank in this step
   double sum_ = 0;
   double weight_ = 0;
   double smallest_ = std::numeric_limits<double>::infinity();
 };
 
-constexpr std::size_t kIgnored = 10;  // at each end: the average has just begun, the training diverges
+struct Slope {
+  double value = 0;  // per step: the logarithm of the rate grows evenly
+  double error = 0;  // standard error
+};
 
-std::optional<double> steepest(const LrRange& range) {
-  const std::size_t size = range.losses.size();
+/// By least squares.
+Slope slope_of(std::span<const double> losses) {
+  const auto count = static_cast<double>(losses.size());
+  const auto each = [&](const auto& visit) {
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      visit(static_cast<double>(i) - (count - 1) / 2, losses[i] - losses.front());
+    }
+  };
+  double mean = 0;
+  double squares = 0;
+  double products = 0;
+  each([&](double x, double y) {
+    mean += y / count;
+    squares += x * x;
+    products += x * y;
+  });
+  const double slope = products / squares;
+  double residuals = 0;
+  each([&](double x, double y) { residuals += std::pow(y - mean - slope * x, 2); });
+  return {.value = slope, .error = std::sqrt(residuals / (count - 2) / squares)};
+}
+
+/// The middle of the steps in which the losses fall fastest, of those until the average is smallest: behind it they
+/// grow. Losses that only vary fall by 3.5 standard errors somewhere in 1 to 2 of 100 tests.
+std::optional<double> steepest(const LrRange& range, std::span<const double> losses, std::int64_t steps) {
+  constexpr double kClear = 3.5;
+  const std::size_t window = std::max(kFewest, static_cast<std::size_t>(steps) / 3);
+  if (losses.size() < kFewest) {
+    return std::nullopt;
+  }
+  const auto smallest = std::min_element(range.losses.begin() + kFewest - 1, range.losses.end());
+  const auto end = static_cast<std::size_t>(smallest - range.losses.begin()) + 1;
   double fastest = 0;
   std::optional<double> lr;
-  for (std::size_t i = kIgnored; i + kIgnored < size; ++i) {
-    const double slope = (range.losses[i + 1] - range.losses[i - 1]) / 2;  // per step: the logarithm grows evenly
-    if (slope < fastest) {
-      fastest = slope;
-      lr = range.lrs[i];
+  for (std::size_t i = 0; i + window <= end; ++i) {
+    const Slope slope = slope_of(losses.subspan(i, window));
+    if (slope.value < fastest && slope.value < -kClear * slope.error) {
+      fastest = slope.value;
+      lr = range.lrs[i + window / 2];
     }
   }
   return lr;
@@ -167,16 +213,17 @@ LrRange find_lr(const Plan& plan, World& world, Task& task, BatchSource& train, 
     of_range.config.init_weights.clear();  // they may be gone
   }
   Trainer trainer(of_range, world, TrainControl());
-  trainer.add(std::make_shared<RangeRecorder>(options, range));
+  std::vector<double> losses;
+  trainer.add(std::make_shared<RangeRecorder>(options, range, losses));
   RangeTask range_task(task);
   with_state_kept(task.module(), world.device(), [&] { trainer.fit(range_task, train); });
   train.seek(position);
-  range.suggestion = steepest(range);
+  range.suggestion = steepest(range, losses, options.steps);
   if (!range.suggestion && world.is_main()) {
     log_warning(fmt::format(
-        "find_lr: no learning rate is suggested: the loss of {} does not fall (the first and the last {} are "
-        "not looked at); use other limits, more steps, or a larger stop_factor",
-        counted(std::ssize(range.losses), "step"), kIgnored));
+        "find_lr: no learning rate is suggested: the loss of {} does not fall clearly more than it varies from step to "
+        "step; use other limits, more steps, or a larger batch",
+        counted(std::ssize(range.losses), "step")));
   }
   return range;
 }

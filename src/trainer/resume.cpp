@@ -18,6 +18,9 @@
 
 #include "base/ceil_div.h"
 #include "base/text.h"
+#include "checkpoint/load_converted.h"
+#include "checkpoint/tied_names.h"
+#include "config/check_config.h"
 #include "config/field_value.h"
 #include "storage/names.h"
 #include "world/world_access.h"
@@ -137,20 +140,41 @@ std::vector<std::string> changes(const RunParts& run, const CheckpointContents& 
   return found;
 }
 
-/// "--hidden was 64, is 128 now: --run_name NAME starts another run, ...; ", or "".
-std::string changed_program_flags(const RunParts& run, const CheckpointContents& contents) {
+/// Which settings made another model or optimizer: "--precision was fp32, is bf16, --hidden was 64, is 128 now: ", or
+/// "".
+std::string changed_flags(const RunParts& run, const CheckpointContents& contents) {
   std::vector<std::string> changed;
+  const auto compare = [&](std::string_view kind, const std::string& name, const std::string& now) {
+    const auto saved = contents.values.find(std::string(kind) + name);
+    if (saved != contents.values.end() && saved->second != now) {
+      changed.push_back(fmt::format("--{} was {}, is {}", name, shown(saved->second), shown(now)));
+    }
+  };
+  compare(kConfig, "precision", to_text(run.plan.config.precision));
   for (const ProgramValue& value : run.plan.facts.program_values) {
-    const auto saved = contents.values.find(std::string(kProgramKeys) + value.name);
-    if (!value.may_change && saved != contents.values.end() && saved->second != value.text) {
-      changed.push_back(fmt::format("--{} was {}, is {}", value.name, shown(saved->second), shown(value.text)));
+    if (!value.may_change) {
+      compare(kProgramKeys, value.name, value.text);
     }
   }
-  return changed.empty() ? ""
-                         : fmt::format(
-                               "{} now: --run_name NAME starts another run, --fresh renames this one and "
-                               "starts over; ",
-                               join(changed, ", "));
+  return changed.empty() ? "" : fmt::format("{} now: ", join(changed, ", "));
+}
+
+/// How the checkpoint's weights can still be used. `all`: the model has all of them.
+std::string another_run(const Plan& plan, bool all) {
+  const TrainConfig& config = plan.config;
+  const bool is_own = resumes_itself(config.resume);
+  const bool is_asked_for = config.resume != "auto";
+  const std::string flags =
+      fmt::format("--init_weights {}{}{}{}", is_own ? run_directory(config) : config.resume,
+                  config.resume == "best" ? "/checkpoints/best" : "", all ? "" : " --checkpoint.allow_partial",
+                  is_asked_for ? " instead of --resume" : "");
+  const char* weights = all ? "its weights" : "those of its weights that fit";
+  if (!is_own) {
+    return fmt::format("{} begins with {}", flags, weights);
+  }
+  return fmt::format("{} {} starts another run with {}{}",
+                     asked_config(plan).run_dir.empty() ? "--run_name NAME" : "--run_dir NEW", flags, weights,
+                     is_asked_for ? "" : ", --fresh renames this one and starts over");
 }
 
 void warn_about(const std::vector<std::string>& changed, const CheckpointContents& contents, const World& world) {
@@ -261,10 +285,21 @@ bool fits_model(const RunParts& run, const CheckpointContents& contents) {
     check_module(run.module, contents.tensors.at("model"));
     return true;
   } catch (const CheckpointError& error) {
-    if (!run.plan.config.checkpoint.allow_partial) {
-      throw CheckpointError(error.what(), changed_program_flags(run, contents) + error.hint());
+    if (run.plan.config.checkpoint.allow_partial) {
+      return false;
     }
-    return false;
+    const bool all = fits_converted(run.module, contents.tensors.at("model"));
+    throw CheckpointError(error.what(),
+                          changed_flags(run, contents) + another_run(run.plan, all) + (all ? "" : "; " + error.hint()));
+  }
+}
+
+void load_optimizer(const RunParts& run, const CheckpointContents& contents) {
+  try {
+    run.strategy.load_optimizer_state(contents.tensors.at("optimizer"));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what(),
+                          changed_flags(run, contents) + another_run(run.plan, /*all=*/true) + "; " + error.hint());
   }
 }
 
@@ -393,6 +428,7 @@ bool is_of_finished_run(const CheckpointContents& contents, const TrainConfig& c
 CheckpointContents checkpoint_contents(const RunParts& run, const Metrics& measured) {
   CheckpointContents contents;
   contents.tensors["model"] = module_tensors(run.module);
+  contents.tied_names = tied_names(run.module);
   if (NamedTensors callbacks = run.callbacks.save(run.world); !callbacks.empty()) {
     contents.tensors["callbacks"] = std::move(callbacks);
   }
@@ -445,7 +481,7 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   auto [state, position] = resumable_progress(run, contents);
   const bool is_of_this_model = fits_model(run, contents);
   if (is_of_this_model) {  // if this throws, the optimizers are discarded, and the model is as before
-    run.strategy.load_optimizer_state(contents.tensors.at("optimizer"));
+    load_optimizer(run, contents);
   } else if (run.world.is_main()) {
     log_warning("the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
   }

@@ -14,6 +14,7 @@
 #include "base/duration.h"
 #include "base/run_files.h"
 #include "base/text.h"
+#include "checkpoint/named_checkpoint.h"
 #include "config/check_config.h"
 #include "storage/names.h"
 #include "trainer/resume.h"
@@ -25,11 +26,9 @@ constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes fre
 
 /// Collective. The checkpoint that `resume` names, and errors with the name of the flag.
 CheckpointContents load_named(const std::string& resume, World& world, const OnDamage& on_damage) {
-  try {
-    return load_checkpoint(resume, world, on_damage);
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("--resume: {}", error.what()), error.hint(), error.exit_code());
-  }
+  CheckpointContents contents;
+  naming_flag("--resume", [&] { contents = load_checkpoint(resume, world, on_damage); });
+  return contents;
 }
 
 }  // namespace

@@ -116,6 +116,9 @@ void Step::begin(const StepBatches& batches, const TrainState& before, const Sch
     optimizer->has_last_backward_ = false;
     optimizer->grad_norm_.reset();
   }
+  if (context_.buffers != nullptr) {
+    context_.buffers->take();
+  }
 }
 
 void OptimizerStep::zero_grad() {
@@ -470,8 +473,12 @@ void Step::add(const StepOutput& output) {
   added_->add(of_task, samples_of(output));
 }
 
-// Only after the update it is known whether the step counts.
+// Only after the update it is known whether the step counts. The forwards of several optimizers may have changed the
+// same buffers, so these go back as a whole if one update was left out.
 void Step::end() {
+  if (context_.buffers != nullptr) {
+    context_.buffers->put_back_if(any_of(now_.skipped, now_.spike));
+  }
   for (const auto& [output, samples] : added_->parts()) {
     context_.meter.add(output, samples, now_.uncounted);
     if (context_.epoch_meter != nullptr) {

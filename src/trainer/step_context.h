@@ -10,6 +10,7 @@
 
 #include "trainer/meter.h"
 #include "trainer/pass_graphs.h"
+#include "trainer/watch/kept_buffers.h"
 #include "trainer/watch/loss_check.h"
 #include "trainer/watch/spike_gate.h"
 
@@ -23,6 +24,7 @@ struct Step::Context {
   Meter& meter;
   Meter* epoch_meter = nullptr;     ///< report.epoch_means: of the whole epoch
   SpikeGate* spikes = nullptr;      ///< spike.policy skip
+  KeptBuffers* buffers = nullptr;   ///< where an update may be left out
   LossCheck* loss_check = nullptr;  ///< on the main rank
   PassGraphs* graphs = nullptr;     ///< cuda_graphs
   /// Runs before each backward that has a loss; empty: nothing does.

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <lockstep/base/error.h>
 
@@ -87,8 +88,37 @@ std::vector<std::int64_t> rows_of_ranks(const at::Tensor& tensor, World& world) 
   return rows;
 }
 
-/// Throws: Error if the backends cannot reduce the tensor; before a rank waits for others.
+// What follows is checked before a rank waits for others. Throw: Error.
+
+void check_tensor(std::string_view what, const at::Tensor& tensor) {
+  const char* found = !tensor.defined()                 ? "an undefined tensor"
+                      : tensor.layout() != at::kStrided ? "a sparse tensor"
+                      : tensor.is_meta()                ? "a tensor on the meta device"
+                                                        : nullptr;
+  if (found != nullptr) {
+    throw Error(fmt::format("{}: found {}, expected a dense one with values", what, found));
+  }
+}
+
+/// For a tensor that gets the result.
+void check_in_place(std::string_view what, const at::Tensor& tensor) {
+  check_tensor(what, tensor);
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(
+        fmt::format("{}: found an expanded tensor, expected one with memory for each element of the result", what),
+        "give it tensor.clone(), which then has the result");
+  }
+}
+
+void check_root(std::string_view what, int root, int size) {
+  if (root < 0 || root >= size) {
+    throw Error(fmt::format("{}: found root {}, expected a rank from 0 to {}", what, root, size - 1));
+  }
+}
+
+/// Whether the backends can reduce the tensor.
 void check_reducible(const at::Tensor& tensor, Reduce op) {
+  check_in_place("all-reduce", tensor);
   const at::ScalarType type = tensor.scalar_type();
   const bool orders = op == Reduce::min || op == Reduce::max;
   const bool is_floating = type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
@@ -117,7 +147,8 @@ void World::Impl::checked(std::string_view what, Operation operation, std::int64
     work();
     progress->end();
   } catch (const std::exception& error) {
-    if (is_gpu_failure(error) || is_out_of_memory(error)) {  // of this rank itself
+    const bool is_about_others = is_peer_failure(error) || dynamic_cast<const CommError*>(&error) != nullptr;
+    if (!is_about_others || is_out_of_memory(error)) {  // of this rank itself
       throw;
     }
     const std::string missing = missing_ranks(store, place.size, operations);
@@ -227,6 +258,8 @@ void World::all_reduce(const at::Tensor& tensor, Reduce op) {
 }
 
 void World::broadcast(const at::Tensor& tensor, int root) {
+  check_in_place("broadcast", tensor);
+  check_root("broadcast", root, size());
   if (impl_->alone() || tensor.numel() == 0) {
     return;
   }
@@ -253,6 +286,7 @@ at::Tensor World::all_gather(const at::Tensor& tensor) { return WorldAccess::all
 
 GatheredRows WorldAccess::all_gather(World& world, const at::Tensor& tensor) {
   World::Impl& impl = *world.impl_;
+  check_tensor("all_gather", tensor);
   if (tensor.dim() == 0) {
     throw Error("all_gather: found a tensor without dimensions, expected one with rows", "use tensor.view({1})");
   }
@@ -332,6 +366,7 @@ bool WorldAccess::all_equal(World& world, std::string_view text) {
 std::vector<std::string> World::gather(std::string_view bytes) { return impl_->gather("gather", bytes); }
 
 std::string World::broadcast_bytes(std::string_view bytes, int root) {
+  check_root("broadcast of bytes", root, size());
   if (impl_->alone()) {
     return std::string(bytes);
   }

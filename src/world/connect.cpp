@@ -215,6 +215,14 @@ World WorldAccess::second(World& world, std::string_view purpose) {
   return made;
 }
 
+World& WorldAccess::of_backwards(World& world) {
+  std::optional<World>& made = world.impl_->of_backwards;
+  if (!world.impl_->alone() && !made) {
+    world.impl_->checked("all-gather", Operation::all_gather, 0, [&] { made.emplace(second(world, "backwards")); });
+  }
+  return made ? *made : world;
+}
+
 World WorldAccess::connect_again(World& world, std::string_view purpose, c10::Device device, Backend backend) {
   World::Impl& impl = *world.impl_;
   const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("channel/{}/{}", purpose, ++impl.channels),

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <new>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -13,6 +15,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/environment/hardware.h>
 
+#include "base/limit_hint.h"
 #include "environment/nvml.h"
 #include "environment/port_owner.h"
 #include "plan/memory_advice.h"
@@ -66,8 +69,7 @@ bool is_out_of_memory(const std::exception& error) noexcept {
 std::string out_of_memory_hint(const std::exception& error, const Plan& plan, int local_rank) noexcept try {
   const auto* system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
-    return "\n  hint: a thread could not be made, most likely: check `ulimit -u`, `ulimit -v` and the limits of the "
-           "container (pids.max, memory)";
+    return std::string("\n  hint: most likely a thread could not be made; ") + limit_hint(EAGAIN);
   }
   if (!is_out_of_memory(error)) {
     return {};

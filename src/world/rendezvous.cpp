@@ -20,6 +20,7 @@
 #include "base/ranks_text.h"
 #include "base/text.h"
 #include "base/waiting_line.h"
+#include "environment/launcher_process.h"
 #include "environment/process_name.h"
 #include "environment/store_listener.h"
 #include "failure/linger.h"
@@ -159,9 +160,14 @@ void claim_rank(c10d::Store& launch, const Identity& identity) {
                                        std::vector<std::uint8_t>(mine.begin(), mine.end()));
   const auto first = parse_process_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   if (first != me) {
-    refuse(launch, CommError(fmt::format("rank {} is claimed twice: {}, {}", identity.rank,
-                                         first ? to_string(*first) : "another process", to_string(me)),
-                             "give every process a RANK of its own", ExitCode::usage));
+    const bool is_above = first && first->machine == me.machine && is_ancestor(first->pid);
+    refuse(launch,
+           CommError(fmt::format("rank {} is claimed twice: {}, {}", identity.rank,
+                                 first ? to_string(*first) : "another process", to_string(me)),
+                     is_above ? fmt::format("the first started the second: a rank starts other programs with {}",
+                                            kWithoutItsRank)
+                              : "give every process a RANK of its own",
+                     ExitCode::usage));
   }
 }
 
@@ -293,15 +299,13 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Identity& identity, millisec
 
 }  // namespace
 
-LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity) {
-  constexpr milliseconds kPatience{10000};
-  LaunchName name = launch_name(variables, identity);
-  if (!identity || identity->rank != 0 || !identity->agent_store || identity->master_port == 0) {
+LaunchName identify_launch(LaunchName name, const Identity& identity, milliseconds timeout) {
+  if (identity.rank != 0 || !identity.agent_store || identity.master_port == 0) {
     return name;
   }
   try {
     const auto run =
-        c10::make_intrusive<c10d::PrefixStore>(run_prefix(identity->run_id), join_store(*identity, kPatience));
+        c10::make_intrusive<c10d::PrefixStore>(run_prefix(identity.run_id), connect_store(identity, timeout));
     const std::string mine = random_id();
     const auto id = run->compareSet("launch", {}, std::vector<std::uint8_t>(mine.begin(), mine.end()));
     name.id.assign(id.begin(), id.end());
@@ -341,7 +345,8 @@ JoinedStore rendezvous(const Identity& identity, milliseconds timeout) {
   } catch (const c10::Error& error) {
     throw CommError(fmt::format("rank {} cannot reach the rendezvous store at {}: {}", identity.rank,
                                 store_address(identity), error.what_without_backtrace()),
-                    "check MASTER_ADDR and MASTER_PORT, and that rank 0 is running", ExitCode::timeout);
+                    fmt::format("check MASTER_ADDR and MASTER_PORT, and that {} is running", store_server(identity)),
+                    ExitCode::timeout);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
@@ -29,8 +28,9 @@ JoinedStore rendezvous(const Identity& identity, std::chrono::milliseconds timeo
 c10::intrusive_ptr<c10d::Store> wait_for_all_ranks(const c10::intrusive_ptr<c10d::Store>& served,
                                                    const Identity& identity, std::chrono::milliseconds timeout);
 
-/// launch_name(), but with torchrun rank 0 takes its id from the store of the agents, which exists as long as the
-/// launch: agents can leave and join, and they count restarts differently.
-LaunchName identify_launch(const Variables& variables, const std::optional<Identity>& identity);
+/// With torchrun, rank 0 takes the id from the store of the agents, which exists as long as the launch: agents can
+/// leave and join, and they count restarts differently. All other ranks keep `name`. Throws: CommError as
+/// reach_store().
+LaunchName identify_launch(LaunchName name, const Identity& identity, std::chrono::milliseconds timeout);
 
 }  // namespace lockstep

@@ -96,18 +96,21 @@ std::string what_is_missing(const Identity& identity, bool is_resolved, bool is_
     return fmt::format("what listens on {} does not answer: rank 0, which is starting, or another program",
                        store_address(identity));
   }
-  return fmt::format("nobody listens on {}, rank 0 is missing", store_address(identity));
+  return fmt::format("nobody listens on {}{}", store_address(identity),
+                     identity.agent_store ? ", torchrun's agent is missing" : ", rank 0 is missing");
 }
 
 [[noreturn]] void throw_stranger(const Identity& identity, int fd, const std::string& wrong) {
   const bool here = numeric_address(fd, getsockname) == numeric_address(fd, getpeername);
-  throw CommError(
-      fmt::format("the program that listens on {} is not the rendezvous store of rank 0: {}{}", store_address(identity),
-                  wrong, here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
-      "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
+  throw CommError(fmt::format("the program that listens on {} is not the rendezvous store of {}: {}{}",
+                              store_address(identity), store_server(identity), wrong,
+                              here ? "; it is " + describe_port_owner(identity.master_port) : std::string()),
+                  "choose another MASTER_PORT on every rank, or end that process", ExitCode::usage);
 }
 
 }  // namespace
+
+const char* store_server(const Identity& identity) { return identity.agent_store ? "torchrun's agent" : "rank 0"; }
 
 std::string store_address(const Identity& identity) {
   const bool numeric_v6 = identity.master_addr.find(':') != std::string::npos;
@@ -124,7 +127,8 @@ std::string local_address(const Identity& identity) {
 
 void reach_store(const Identity& identity, milliseconds timeout) {
   constexpr milliseconds kLongestPause{200};
-  const bool speaks = identity.local_rank == (identity.node == 0 ? 1 : 0);  // one rank per node
+  // One rank per node: the first that does not serve the store.
+  const bool speaks = identity.local_rank == (identity.node == 0 && !identity.agent_store ? 1 : 0);
   WaitingLine line(timeout, LogLevel::warning);  // information is logged by the main rank only
   for (milliseconds pause{5};; pause = std::min(2 * pause, kLongestPause)) {
     int error = 0;
@@ -147,8 +151,9 @@ void reach_store(const Identity& identity, milliseconds timeout) {
     if (line.is_over()) {
       throw CommError(
           fmt::format("{} after {} s", missing, whole_seconds(timeout)),
-          "check MASTER_ADDR and MASTER_PORT, and the output of rank 0; a slow start can be given more time with "
-          "--dist.init_timeout_s",
+          fmt::format("check MASTER_ADDR and MASTER_PORT, and the output of {}; a slow start can be given more time "
+                      "with --dist.init_timeout_s",
+                      store_server(identity)),
           ExitCode::timeout);
     }
     if (speaks) {

@@ -60,6 +60,9 @@ struct World::Impl {
     if (planes) {
       planes->check_device();
     }
+    if (of_backwards) {
+      of_backwards->impl_->check_device();
+    }
   }
 
   RankCoordinates place{};
@@ -78,7 +81,8 @@ struct World::Impl {
   std::function<void(const std::string&)> on_what_is_left{};  // empty: a line of the log
   std::vector<RankPlace> places{};                            // of all ranks
   std::optional<DeterministicCuda> deterministic_cuda{};
-  std::optional<Planes> planes{};  // of several ranks
+  std::optional<Planes> planes{};       // of several ranks
+  std::optional<World> of_backwards{};  // made when it is first asked for
 };
 
 }  // namespace lockstep

@@ -68,6 +68,30 @@ TEST(EveryPhase, OfEveryRankIsBlamedRight) {
   EXPECT_GE(sweep.points(), 18);
 }
 
+// Its phases are those of the calls that it makes; everything else is code of the program.
+TEST(EveryPhase, OfALoopByHandIsBlamedRight) {
+  struct Case {
+    std::string phase;
+    int calls = 0;
+    std::string place;
+  };
+  Sweep sweep("phases of a loop by hand");
+  for (const Case& at : {Case{"data", 3, "failed at step [0-9]+ in data: "},
+                         {"forward", 3, "failed at step 3 in forward: "},
+                         {"backward", 3, "failed at step 3 in backward: "},
+                         {"save", 0, "failed at step 5 in the program's own code: "},
+                         {"validation", 3, "failed at step 13 in the program's own code: "},
+                         {"teardown", 0, "failed at step 13 in the program's own code: "}}) {
+    const int rank = sweep.between(0, 1);
+    const auto result = train(2, rank, at.phase, "throw", at.calls,
+                              {"--by_hand", "--max_epochs", "1", "--checkpoint.every_steps", "5"});
+    const std::string found = problems(result, {.rank = rank});
+    EXPECT_EQ(found, "") << at.phase << " of rank " << rank;
+    EXPECT_THAT(result.err, testing::ContainsRegex(at.place));
+    sweep.count(found.empty());
+  }
+}
+
 TEST(EveryPhase, SweepSeesAWrongRank) {  // known failure
   const auto result = train(2, 1, "optimizer", "throw", 3);
   EXPECT_EQ(problems(result, {.rank = 1}), "");
@@ -105,6 +129,14 @@ TEST(Hang, OfEveryKindIsEndedAndNamed) {
     }
   }
   EXPECT_GE(sweep.points(), 5);
+}
+
+TEST(Hang, InAStepOfALoopByHandIsEndedAndNamed) {
+  for (const std::string phase : {"data", "forward"}) {
+    const auto result = train(2, 1, phase, "sleep", 3, with(kShortPatience, {"--by_hand"}));
+    EXPECT_EQ(problems(result, {.rank = 1, .code = 124, .text = "made no progress for 2 s at step "}), "");
+    EXPECT_THAT(result.err, testing::ContainsRegex("made no progress for 2 s at step [0-9]+ in " + phase));
+  }
 }
 
 // The others wait only for its buckets, in the same phase.

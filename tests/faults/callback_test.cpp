@@ -1,4 +1,5 @@
-// Callbacks may take longer than any limit at every stage, and a callback that throws is named.
+// Callbacks may take longer than any limit at every stage, and a callback that throws is named. So may what a loop by
+// hand does around its steps.
 #include <future>
 #include <string>
 #include <vector>
@@ -67,6 +68,34 @@ TEST(Callback, ThatTakesLongerThanTheStallLimitIsNoHang) {
             slow.call == "save" || slow.call == "load" || slow.call == "stages" ? slow.call + "()" : slow.call;
         EXPECT_THAT(result.err, HasSubstr(fmt::format("callback 'everywhere' ({})", name)));
         EXPECT_THAT(result.err, HasSubstr("no progress for 1 s; rank 1 is behind:"));
+      }
+      sweep.count(result.code == 0);
+    }
+  }
+}
+
+TEST(LoopByHand, ThatTakesLongerThanTheStallLimitBetweenStepsIsNoHang) {
+  const std::vector<std::string> flags{
+      "--by_hand", "--max_epochs", "1", "--batch_size",        "26", "--checkpoint.every_steps", "1", "--fail",
+      "once",      "--fail_step",  "0", "--dist.stall_warn_s", "1",  "--dist.stall_timeout_s",   "2"};
+  const std::vector<std::string> places{"save", "validation", "teardown"};
+  Sweep sweep("slow code around steps");
+  for (const int ranks : {2, 1}) {
+    std::vector<TempDir> dirs(places.size());
+    std::vector<std::future<Process::Result>> results;
+    for (std::size_t i = 0; i < places.size(); ++i) {  // they sleep, so they run at the same time
+      const auto words = with(
+          flags, {"--nprocs", std::to_string(ranks), "--fail_rank", std::to_string(ranks - 1), "--fail_in", places[i]});
+      results.push_back(std::async(std::launch::async, [words = command(TRAIN_PROGRAM, dirs[i].path() / "run", words)] {
+        return run_program(words);
+      }));
+    }
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const auto result = results[i].get();
+      EXPECT_EQ(result.code, 0) << places[i] << " at " << ranks << " ranks\n" << result.err;
+      if (ranks > 1) {
+        EXPECT_THAT(result.err, HasSubstr("no progress for 1 s; rank 1 is behind:"));
+        EXPECT_THAT(result.err, testing::ContainsRegex("rank 1: step [12], the program's own code"));
       }
       sweep.count(result.code == 0);
     }

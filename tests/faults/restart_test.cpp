@@ -87,6 +87,24 @@ TEST_F(Restart, OfAShardedRunOrAStaticGraphEndsWithTheSameBytes) {
   }
 }
 
+// Each attempt fails with the same text, at its own eighth step.
+TEST_F(Restart, OfALoopByHandGoesOnWhileItAdvances) {
+  const auto fails_at = [&](const char* step) {
+    return run_program(
+        command(TRAIN_PROGRAM, dir_.path() / step,
+                {"--by_hand", "--nprocs", "2", "--max_epochs", "1", "--checkpoint.every_steps", "5", "--fail_in",
+                 "forward", "--fail_rank", "1", "--fail_step", step, "--dist.max_restarts", "1"}));
+  };
+  const auto advances = fails_at("7");
+  EXPECT_EQ(advances.code, 0) << advances.err;
+  EXPECT_THAT(advances.err, HasSubstr("failed at step 7 in forward"));
+  EXPECT_THAT(advances.err, HasSubstr("failed at step 12 in forward"));
+  EXPECT_THAT(advances.err, HasSubstr("restart 2 now (0 left without progress)"));
+  const auto stays = fails_at("3");  // control
+  EXPECT_EQ(stays.code, 1);
+  EXPECT_THAT(stays.err, HasSubstr("not restarted: deterministic failure: the same twice in a row at step 3"));
+}
+
 // The batch of 8 does not fit after some steps, nor does that of 4. The data and the losses stay; the last checkpoint
 // has the batch size that fitted.
 TEST_F(Restart, WithHalfTheMicroBatchGoesOnWhenMemoryRunsOut) {

@@ -75,6 +75,21 @@ TEST(OwnLauncher, TrainsWhatItsTableSaidThoughTheFileHasChanged) {
   EXPECT_NEAR(rates.at(12), 0.02, 1e-9);
 }
 
+// Such as an evaluation: it trains alone, though it inherits RANK.
+TEST(OwnLauncher, IsNotThatOfAProgramThatARankStarts) {
+  const std::string child = std::string("'") + TRAIN_PROGRAM + "' --compute_setup cpu --dry-run >&2; cat > /dev/null";
+  for (const bool by_tool : {false, true}) {
+    const TempDir dir;
+    const auto words =
+        command(TRAIN_PROGRAM, dir.path() / "run", {"--max_epochs", "100000", "--report.command", child});
+    Process training(by_tool ? with({LOCKSTEP_CLI, "run", "--nproc-per-node", "2", "--"}, words)
+                             : with(words, {"--nprocs", "2"}));
+    EXPECT_TRUE(training.wait_for("launch       alone")) << training.err();
+    training.signal(SIGTERM);
+    EXPECT_EQ(training.wait().code, 75);
+  }
+}
+
 // Python's subprocess closes the descriptors; a script may use their numbers itself.
 TEST(LockstepRun, TrainsThoughAScriptHasTakenTheDescriptors) {
   const TempDir dir;

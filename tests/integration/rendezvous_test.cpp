@@ -29,6 +29,12 @@ using testing::HasSubstr;
 using testing::Not;
 using namespace std::chrono_literals;
 
+/// Waits until the other end closes the connection, up to a limit.
+bool is_left_within(int connection, std::chrono::milliseconds limit) {
+  pollfd end{.fd = connection, .events = POLLRDHUP, .revents = 0};
+  return poll(&end, 1, static_cast<int>(limit.count())) == 1;
+}
+
 class Rendezvous : public testing::Test {
  protected:
   std::unique_ptr<Process> start(int rank, int world_size, const Process::Environment& more = {},
@@ -49,6 +55,39 @@ TEST_F(Rendezvous, NamesTheOwnerOfAPortThatIsTaken) {
   const auto result = start(0, 2)->wait();
   EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_THAT(result.err, HasSubstr("MASTER_PORT " + port_ + " is held by pid " + std::to_string(getpid()) + " '"));
+  EXPECT_THAT(result.err,
+              HasSubstr("that process started this one: if it is a rank, it starts other programs with env -u"));
+}
+
+// Rank 0 of another launcher than ours starts an evaluation, which takes itself for rank 0.
+TEST_F(Rendezvous, SaysHowARankStartsAnotherProgram) {
+  const std::string child = std::string("'") + TRAIN_PROGRAM + "' --compute_setup cpu --run_dir '" +
+                            (dir_.path() / "evaluation").string() + "' >&2; cat > /dev/null";
+  const std::vector<std::string> flags{"--max_epochs", "100000", "--report.command", child};
+  const auto zero = start(0, 2, {}, flags);
+  const auto one = start(1, 2, {}, flags);
+  EXPECT_TRUE(zero->wait_for("MASTER_PORT " + port_ + " is held by pid " + std::to_string(zero->pid()))) << zero->err();
+  EXPECT_TRUE(zero->wait_for("env -u RANK -u LOCAL_RANK -u WORLD_SIZE")) << zero->err();
+  zero->signal(SIGTERM);
+  EXPECT_EQ(zero->wait().code, 75);
+  EXPECT_EQ(one->wait().code, 75);
+}
+
+// With torchrun an agent serves the store, and rank 0 is the first to ask it.
+TEST_F(Rendezvous, LimitsTheWaitForTheStoreOfTorchrunsAgent) {
+  const Process::Environment agent{{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "job"}};
+  const auto nobody = start(0, 2, agent, {"--dist.init_timeout_s", "1"})->wait();
+  EXPECT_EQ(nobody.code, 124) << nobody.err;
+  EXPECT_THAT(nobody.err, HasSubstr("[rank0]: error: nobody listens on 127.0.0.1:" + port_ +
+                                    ", torchrun's agent is missing after 1 s"));
+  EXPECT_THAT(nobody.err, Not(HasSubstr("frame #"))) << "a stack trace of c10d";
+
+  const Listener silent([](int connection) { is_left_within(connection, 60s); });
+  port_ = silent.port();
+  const auto result = start(0, 2, agent)->wait(Process::Seconds(60));
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("is not the rendezvous store of torchrun's agent: it does not answer within 4 s"));
+  EXPECT_EQ(start(0, 2, agent, {"--dry-run"})->wait().code, 0) << "needs no store";
 }
 
 struct Stranger {
@@ -62,12 +101,6 @@ class StrangerOnMasterPort : public testing::TestWithParam<Stranger> {};
 
 void say(int connection, std::string_view text) {
   [[maybe_unused]] const auto sent = send(connection, text.data(), text.size(), MSG_NOSIGNAL);
-}
-
-/// Waits until the other end closes the connection, up to a limit.
-bool is_left_within(int connection, std::chrono::milliseconds limit) {
-  pollfd end{.fd = connection, .events = POLLRDHUP, .revents = 0};
-  return poll(&end, 1, static_cast<int>(limit.count())) == 1;
 }
 
 TEST_P(StrangerOnMasterPort, IsNamedWithinSeconds) {

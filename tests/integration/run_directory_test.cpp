@@ -209,6 +209,61 @@ TEST_F(RunDirectories, KeepTheSettingsFileOfTheUser) {
   EXPECT_FALSE(std::filesystem::exists(run() / "config.toml.2"));
 }
 
+TEST_F(RunDirectories, KeepTheSettingsFileOfTheUserIfTheFirstAttemptDiesBeforeItsFit) {
+  const std::string mine = "# why this rate\n[optim]\nlr = 0.01\n";
+  std::filesystem::create_directories(run());
+  std::ofstream(run() / "config.toml") << mine;
+  const auto result = run_program(train({"--nprocs", "2", "--dist.max_restarts", "2"}),
+                                  {{"TRAIN_PROGRAM_DIES_ONCE", (dir_.path() / "died").string()}});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("restart 1 now ("));
+  EXPECT_EQ(read_text(run() / "config.toml.1"), mine);
+}
+
+TEST_F(RunDirectories, KeepTheSettingsFileOfTheUserOnceHoweverManyStartsFail) {
+  const std::string mine = "[optim]\nlr = 0.01\n";
+  std::filesystem::create_directories(run());
+  std::ofstream(run() / "config.toml") << mine;
+  for (int start = 0; start < 2; ++start) {
+    EXPECT_EQ(run_program(train({"--init_weights", (dir_.path() / "missing").string()})).code, 65);
+  }
+  EXPECT_EQ(read_text(run() / "config.toml"), mine);
+  EXPECT_EQ(read_text(run() / "config.toml.1"), mine);
+  EXPECT_FALSE(std::filesystem::exists(run() / "config.toml.2"));
+}
+
+// The run that it could not resume has not begun.
+TEST_F(RunDirectories, KeepTheSettingsFileThatTheUserChangesAfterAStartThatFailed) {
+  ASSERT_EQ(run_program(with(train(), {"--run_dir", run("other").string()})).code, 0);
+  std::filesystem::create_directories(run());
+  std::ofstream(run() / "config.toml") << "[optim]\nlr = 0.01\n";
+  const auto failed = run_program(train({"--fp64", "--resume", run("other").string()}));
+  ASSERT_EQ(failed.code, 65) << failed.err;
+  ASSERT_THAT(failed.err, HasSubstr("the checkpoint does not match the model"));
+  const std::string edited = "# better\n[optim]\nlr = 0.02\n";
+  std::ofstream(run() / "config.toml") << edited;
+  const auto first = run_program(train({"--fp64"}));
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(read_text(run() / "config.toml.2"), edited);
+}
+
+TEST_F(RunDirectories, OfAFinishedRunStayFinishedIfAStartWithAnotherModelFails) {
+  for (const char* ranks : {"1", "2"}) {
+    const Path folder = dir_.path() / ranks;
+    const auto start = with(train({"--nprocs", ranks}), {"--run_dir", (folder / "run").string()});
+    const auto first = run_program(start);
+    ASSERT_EQ(first.code, 0) << first.err;
+    const auto failed = run_program(with(start, {"--fp64"}));
+    EXPECT_EQ(failed.code, 65) << failed.err;
+    EXPECT_THAT(failed.err, HasSubstr("the checkpoint does not match the model"));
+    EXPECT_THAT(read_lines(folder / "run" / "events.jsonl").back(), HasSubstr(R"("event":"failure")"));
+    const auto list = run_program({LOCKSTEP_CLI, "list", "--json", folder.string()});
+    const auto found = nlohmann::json::parse(list.out)["runs"][0];
+    EXPECT_EQ(found["state"], "finished") << list.out;
+    EXPECT_THAT(found["notes"].dump(), AllOf(HasSubstr("a later start failed: "), HasSubstr("does not match")));
+  }
+}
+
 TEST_F(RunDirectories, OfAFinishedRunNameTheSettingsThatChanged) {
   ASSERT_EQ(run_program(train()).code, 0);
   const auto again = run_program(train({"--optim.lr", "0.002", "--seed", "3"}));

@@ -132,6 +132,8 @@ TEST_F(TestCommand, FailsWithADirectoryThatCannotBeWritten) {
   EXPECT_THAT(subjects(result, "fail"), ElementsAre("run directory: writing"));
   EXPECT_THAT(found_of(result, "writing"), HasSubstr("cannot create a directory"));
   EXPECT_EQ(result["verdict"], "not ready: 1 check failed (run directory: writing)");
+  EXPECT_THAT(run({"--run-dir", "/proc/1"}).out, AllOf(HasSubstr("FAIL  writing"), Not(HasSubstr("recommendations"))))
+      << "nothing was measured";
 }
 
 TEST_F(TestCommand, NamesEachPartWhoseDataIsWrong) {

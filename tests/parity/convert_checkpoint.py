@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file, save_model
 
 script, work, golden = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
@@ -68,6 +68,50 @@ net = torch.nn.Module()
 net.a = torch.nn.Linear(10, 16)
 net.b = torch.nn.Linear(16, 1)
 net.load_state_dict(torch.load(work / "golden.pt", weights_only=True))
+
+# The newest checkpoint of a run, or of its directory of checkpoints.
+torch.save({"other": torch.ones(1)}, work / "other.pt")
+run(work / "other.pt", work / "checkpoints", "--step", 60)
+for source in (work, work / "checkpoints"):
+    assert "step-0000000500: the newest checkpoint" in run(source, work / "newest.pt")
+    same(torch.load(work / "newest.pt", weights_only=True), state)
+(work / "empty").mkdir()
+assert "empty: expected a run" in run(work / "empty", work / "no.pt", code=65)
+
+
+# Tied weights: both names, as load_state_dict() wants them. A checkpoint of ours has the same metadata.
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 3)
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+tied = Tied()
+save_model(tied, work / "tied.safetensors")
+assert list(load_file(work / "tied.safetensors")) == ["embed.weight"]
+run(work / "tied.safetensors", work / "tied.pt")
+run(work / "tied.pt", work / "again.safetensors")
+same(load_file(work / "again.safetensors"), tied.state_dict())
+Tied().load_state_dict(torch.load(work / "tied.pt", weights_only=True))
+save_file({"pt": torch.ones(2)}, work / "named.safetensors", metadata={"format": "pt"})
+run(work / "named.safetensors", work / "named.pt")
+assert list(torch.load(work / "named.pt", weights_only=True)) == ["pt"]
+
+# Lightning's files: the only dictionary of tensors, as load_tensors() finds it.
+lightning = {"epoch": 3, "state_dict": state, "optimizer_states": [{"state": {}}], "callbacks": {}, "version": "2"}
+torch.save(lightning, work / "last.ckpt")
+run(work / "last.ckpt", work / "lightning.safetensors")
+same(load_file(work / "lightning.safetensors"), state)
+torch.save(lightning | {"ema": state}, work / "last.ckpt")
+assert "found 2 dictionaries of tensors, expected one; the keys are: state_dict, ema" in run(
+    work / "last.ckpt", work / "no.safetensors", code=65)
+torch.save(state | {"_extra_state": 1}, work / "extra.pt")
+assert "found entries that are no tensors: _extra_state" in run(work / "extra.pt", work / "no.safetensors", code=65)
+torch.save(state | {"z": torch.ones(2, dtype=torch.complex128)}, work / "complex.pt")
+assert "safetensors has no dtype torch.complex128, which these tensors have: z" in run(
+    work / "complex.pt", work / "no.safetensors", code=65)
 
 # What is damaged, taken, or would execute something is refused.
 assert "already exists" in run(work / "snapshot.pt", work / "checkpoints", "--step", 500, code=65)

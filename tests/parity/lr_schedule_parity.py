@@ -59,6 +59,7 @@ def cases():
     yield "multistep:at=20/25/90,factor=0.5", of_torch(lambda o: s.MultiStepLR(o, [20, 25, 90], 0.5))
     yield "exponential:0.97", of_torch(lambda o: s.ExponentialLR(o, 0.97))
     yield "exponential:0.8,every=1ep,per=epoch", of_torch(lambda o: s.ExponentialLR(o, 0.8), PER_EPOCH)
+    yield "exponential:0.5,per=epoch", of_torch(lambda o: s.ExponentialLR(o, 0.5), PER_EPOCH)
     yield "polynomial:power=3,for=100", of_torch(lambda o: s.PolynomialLR(o, 100, 3))
     yield "cosine:to=0.1", of_torch(lambda o: s.CosineAnnealingLR(o, STEPS, 0.1))
     yield "cosine:for=12ep,per=epoch", of_torch(lambda o: s.CosineAnnealingLR(o, 12, 0), PER_EPOCH)
@@ -69,9 +70,14 @@ def cases():
         lambda o: s.CyclicLR(o, 0.1, 1, 12, mode="triangular2", cycle_momentum=False))
     yield "cyclic:12,low=0.1,step_factor=0.99", of_torch(
         lambda o: s.CyclicLR(o, 0.1, 1, 12, mode="exp_range", gamma=0.99, cycle_momentum=False))
+    yield "cyclic:3ep,low=0.1,step_factor=0.9,per=epoch", of_torch(
+        lambda o: s.CyclicLR(o, 0.1, 1, 3, mode="exp_range", gamma=0.9, cycle_momentum=False), PER_EPOCH)
     yield "one_cycle", of_torch(lambda o: s.OneCycleLR(o, 1, STEPS, cycle_momentum=False))
     yield "one_cycle:rise=0.6,div=10,final_div=100", of_torch(
         lambda o: s.OneCycleLR(o, 1, STEPS, pct_start=0.6, div_factor=10, final_div_factor=100, cycle_momentum=False))
+    yield "one_cycle:per=epoch", of_torch(
+        lambda o: s.OneCycleLR(o, 1, STEPS // PER_EPOCH, cycle_momentum=False), PER_EPOCH)
+    yield "warmup:3ep,per=epoch", of_torch(lambda o: s.LambdaLR(o, lambda epoch: min(1, (epoch + 1) / 3)), PER_EPOCH)
     yield "linear:from=0.5,to=1,for=10+constant:for=50+cosine:for=60", of_torch(lambda o: s.SequentialLR(
         o, [s.LinearLR(o, 0.5, 1, 10), s.ConstantLR(o, 1, 0), s.CosineAnnealingLR(o, 60)], [10, 60]))
     yield "cosine:to=0.05,for=30+constant:factor=0.05", of_torch(lambda o: SWALR(o, 0.05, 30))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Scripts a small residual net, and torchvision's ResNet-18 if torchvision is installed, trains them with lockstep on 1
 and 2 ranks and with PyTorch on the same samples, and compares losses, weights and statistics. Batch norm learns on one rank; on two it is in evaluation mode, because its
-statistics are those of a rank.
+statistics are those of a rank. The checkpoint is loaded into the Python module if safetensors is installed; the small net has tied weights.
 
 Usage: script_parity.py PATH/TO/script_program
 """
@@ -14,6 +14,11 @@ import tempfile
 
 import torch
 from torch import nn
+
+try:
+    from safetensors.torch import load_model
+except ImportError:
+    load_model = None
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 4
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
@@ -34,10 +39,14 @@ class Net(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3)
         self.blocks = nn.Sequential(Block(8), Block(8))
+        self.mix = nn.Conv2d(8, 8, 1, bias=False)
+        self.mix_again = nn.Conv2d(8, 8, 1, bias=False)
+        self.mix_again.weight = self.mix.weight
         self.head = nn.Linear(8, 2)
 
     def forward(self, x):
-        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        x = self.mix_again(torch.relu(self.mix(self.blocks(self.stem(x)))))
+        return self.head(x.mean((2, 3)))
 
 
 def nets():
@@ -69,7 +78,19 @@ def ours(make, program, folder, ranks, x, y, lr, precision):
                     "--compute_setup", "cpu", "--global_batch_size", str(BATCH), "--max_epochs", str(EPOCHS),
                     "--optim.lr", str(lr), "--precision", precision, "--run_dir", run], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows], torch.jit.load(folder / "result.pt").state_dict()
+    state = torch.jit.load(folder / "result.pt").state_dict()
+    check_checkpoint(net_in_mode(make, ranks), run / "checkpoints" / "last" / "model.safetensors", state)
+    return [row["loss"] for row in rows], state
+
+
+def check_checkpoint(net, file, expected):
+    if load_model is None:
+        print("safetensors is not installed: the checkpoint is not loaded")
+        return
+    load_model(net, file)
+    for name, tensor in net.state_dict().items():
+        if not torch.equal(tensor, expected[name]):
+            sys.exit(f"{file}: {name} is not that of the trained model")
 
 
 def theirs(make, ranks, x, y, lr):

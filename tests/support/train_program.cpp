@@ -22,6 +22,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/metrics/regression.h>
 #include <lockstep/trainer/monitors.h>
@@ -47,6 +48,7 @@ struct Options {
   bool noise = true;
   bool fp64 = false;
   std::string optimizer = "adamw";
+  bool by_hand = false;    // without a Trainer
   bool callbacks = false;  // with a state: averages, plateau, early stopping, monitors, a metric; and a frozen layer
   std::int64_t broken_sample = -1;  // its target is NaN
   std::int64_t loud_sample = -1;    // its target is large
@@ -329,6 +331,70 @@ void train(const Options& options, const lockstep::Plan& plan, lockstep::World& 
   }
 }
 
+// max_epochs without a Trainer; what is between the steps fails in validation, save and teardown.
+void train_by_hand(const Options& options, lockstep::Session& session, Failure& failure) {
+  lockstep::World& world = session.world;
+  const lockstep::TrainConfig& config = session.plan.config;
+  Net net(options.dropout, dtype_of(options));
+  lockstep::DataLoader data(std::make_shared<Points>(options, options.noise, [&] { failure.reach("data"); }),
+                            session.plan.loader, world);
+  lockstep::DataLoader validation(std::make_shared<Points>(options, /*noise=*/false, [] {}), session.plan.eval_loader,
+                                  world);
+  const auto strategy = lockstep::make_strategy(session.plan, world);
+  const lockstep::OptimizerSpec spec(lockstep::adamw({.lr = 0.01}));
+  strategy->prepare(*net, {&spec, 1});
+  lockstep::StrategyOptimizer& optimizer = strategy->optimizer();
+  lockstep::CheckpointStore store(lockstep::run_directory(config) + "/checkpoints", config.checkpoint, world);
+  std::int64_t step = 0;
+  if (const auto stored = store.load_latest()) {
+    lockstep::load_module(*net, stored->contents.tensors.at("model"));
+    strategy->load_optimizer_state(stored->contents.tensors.at("optimizer"));
+    data.seek(lockstep::position_of(stored->contents.values));
+    step = stored->step;
+  }
+  while (data.position().epoch < config.max_epochs) {
+    const lockstep::StepBatches& batches = *data.next();
+    strategy->begin_step(step);
+    optimizer.zero_grad();
+    for (const lockstep::Batch& batch : batches.micro) {
+      optimizer.begin_forward(&batch == &batches.micro.back() ? lockstep::Gradients::reduce
+                                                              : lockstep::Gradients::accumulate);
+      failure.reach("forward");
+      const at::Tensor loss = at::mse_loss(net->forward(batch.input), batch.target);
+      if (failure.is_due("backward")) {
+        loss.register_hook([how = options.fail](const at::Tensor&) { kFailures.at(how)(); });
+      }
+      optimizer.backward(
+          loss, static_cast<double>(batch.samples * world.size()) / static_cast<double>(batches.global_samples));
+    }
+    optimizer.finish();
+    failure.reach("optimizer");
+    optimizer.step();
+    static_cast<void>(strategy->agreed());
+    ++step;
+    if (config.checkpoint.every_steps > 0 && step % config.checkpoint.every_steps == 0) {
+      store.save(step,
+                 {.tensors = {{"model", lockstep::module_tensors(*net)}, {"optimizer", strategy->optimizer_state()}},
+                  .values = lockstep::position_values(data.position())});
+      failure.reach("save");
+    }
+    if (batches.ends_epoch) {
+      const at::NoGradGuard no_grad;
+      const auto evaluation = strategy->evaluation_scope();
+      while (true) {
+        const lockstep::StepBatches& evaluated = *validation.next();
+        failure.reach("validation");
+        for (const lockstep::Batch& batch : evaluated.micro) {
+          at::mse_loss(net->forward(batch.input), batch.target);
+        }
+        if (evaluated.ends_epoch) {
+          break;
+        }
+      }
+    }
+  }
+}
+
 // Losses caused by a stop are visible at the end, after any step.
 void train_with_stops(const Options& options, lockstep::Session& session, Failure& failure) {
   for (std::int64_t stop = 1; stop <= options.stops; stop += options.stride) {
@@ -404,6 +470,7 @@ int main(int argc, char** argv) {
       .add("stops", &options.stops, "a run for each step up to this one that stops there and is resumed")
       .add("stride", &options.stride, "between these steps")
       .add("optimizer", &options.optimizer, "adamw or sgd")
+      .add("by_hand", &options.by_hand, "a loop by hand, without a Trainer")
       .add("callbacks", &options.callbacks,
            "average, plateau, early stopping, monitors, a metric, and a layer that is frozen")
       .add("broken_sample", &options.broken_sample, "sample whose target is NaN")
@@ -424,7 +491,9 @@ int main(int argc, char** argv) {
     Failure failure(options, session.world.rank());
     failure.reach("init");
     session.world.main_first("a turn each", [&] { failure.reach("turn"); });
-    if (options.stops > 0) {
+    if (options.by_hand) {
+      train_by_hand(options, session, failure);
+    } else if (options.stops > 0) {
       train_with_stops(options, session, failure);
     } else {
       train(options, session.plan, session.world, failure, lockstep::Trainer(session));

@@ -31,9 +31,12 @@ struct CheckpointContents {
   /// `tensors`; std::to_string() would cut it after six digits. Names are UTF-8, values any bytes.
   std::map<std::string, std::string> values{};
   at::Tensor per_rank{};  ///< rng-<rank>.bin; undefined after a load with another number of ranks; see restore_rng()
+  /// Other names of tensors of "model" (tied weights), each with the name that it has there: written into the metadata
+  /// of model.safetensors for Python. A load leaves it empty, because load_module() finds them in the module.
+  std::map<std::string, std::string> tied_names{};
 };
 
-/// Is called for each checkpoint that is skipped because it cannot be read. `what` names the checkpoint and the damage.
+/// Is called for each checkpoint that is skipped because it is damaged. `what` names the checkpoint and the damage.
 using OnDamage = std::function<void(const std::string& what)>;
 
 /// The contents of a checkpoint and its step.
@@ -77,11 +80,12 @@ class CheckpointStore {
   /// Collective. The step of the newest checkpoint, not verified; the same on all ranks.
   std::optional<std::int64_t> latest();
   /// Collective. Reads and verifies every byte, then gives every rank the tensors (on the CPU) and the values;
-  /// `per_rank` is this rank's own. Throws: CheckpointError naming the missing or damaged file.
+  /// `per_rank` is this rank's own. Throws: CheckpointError naming the missing or damaged file, IoError if one cannot
+  /// be read now.
   CheckpointContents load(std::int64_t step);
   /// Collective. The newest undamaged checkpoint; nullopt: there is no checkpoint. For a damaged one it logs a warning
   /// and calls `on_damage` on every rank; the next save renames it, so that it is never replaced or deleted. Throws:
-  /// CheckpointError naming all of them if all are damaged.
+  /// CheckpointError naming all of them if all are damaged, IoError if one cannot be read now.
   std::optional<StoredCheckpoint> load_latest(const OnDamage& on_damage = {});
   /// Collective. As load_latest(), for the best "metric.<checkpoint.monitor>".
   std::optional<StoredCheckpoint> load_best(const OnDamage& on_damage = {});

@@ -44,7 +44,8 @@ class LoraLinearImpl final : public torch::nn::Cloneable<LoraLinearImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   bool has_adapter() const noexcept { return adapter_.rank > 0; }
-  /// lora_b begins with zeros, so the layer computes what it did before. `settings.select` is not used here.
+  /// lora_b begins with zeros, so the layer computes what it did before. The adapter of a weight in half precision is
+  /// fp32, and the forward converts it. `settings.select` is not used here.
   /// Throws: ConfigError (a setting out of its range), Error (it has an adapter).
   void add_adapter(const LoraOptions& settings);
   /// Adds alpha / rank x lora_b lora_a to the weight and removes the adapter. Nothing happens without one.
@@ -64,10 +65,10 @@ class LoraLinearImpl final : public torch::nn::Cloneable<LoraLinearImpl> {
 };
 TORCH_MODULE(LoraLinear);
 
-/// Gives the selected LoraLinear modules of `root` an adapter and freezes all other parameters of `root`; see
-/// unfreeze(). Returns the number of adapters. Call it before fit(), after the pretrained weights are loaded; ranks
-/// need not agree on random numbers. Throws: ConfigError if it selects none or a setting is out of its range, Error if
-/// one of them has an adapter.
+/// Gives the selected LoraLinear modules of `root` an adapter and freezes all parameters of `root` that are not of an
+/// adapter; call unfreeze() after the last call of it. Returns the number of new adapters. Call it before fit(), after
+/// the pretrained weights are loaded; ranks need not agree on random numbers. Throws: ConfigError if it selects none or
+/// a setting is out of its range, Error if one of them has an adapter.
 std::size_t add_lora(torch::nn::Module& root, const LoraOptions& settings = {});
 
 /// Merges all adapters of `root`, which has the parameters of a model without adapters afterwards. They stay frozen.
@@ -77,8 +78,8 @@ std::size_t merge_lora(torch::nn::Module& root);
 /// The parameters of all adapters, such as "layers.0.query.lora_a", as aliases (no copy): for save_tensors().
 NamedTensors lora_tensors(const torch::nn::Module& root);
 
-/// Copies the parameters of all adapters, which add_lora() has made with the same rank. Throws: CheckpointError naming
-/// missing and unexpected names and other shapes and dtypes; then nothing is copied.
+/// Copies the parameters of all adapters, which add_lora() has made with the same rank; they keep their dtype. Throws:
+/// CheckpointError naming missing and unexpected names and other shapes; then nothing is copied.
 void load_lora(torch::nn::Module& root, const NamedTensors& tensors);
 
 }  // namespace lockstep

@@ -105,7 +105,7 @@ class StrategyOptimizer {
   virtual at::Tensor grad_norm() = 0;                      ///< 0-dim, on the device
   virtual void scale_grads(const at::Tensor& factor) = 0;  ///< 0-dim; clipping, unscaling, token weights
   virtual void clamp_grads(double limit) = 0;              ///< each element to -limit ... limit
-  /// Learning rates = base x factor of their schedule. Throws: Error (a factor that is not finite).
+  /// Learning rates = base x factor of their schedule. Throws: Error (a factor that is negative or not finite).
   virtual void set_lr(const ScheduleStep& step) = 0;
   virtual double lr() const = 0;  ///< of the first group
   /// Gives each group the rate `changed(rate)`, which lasts. Where the schedule is 0 now, `changed` gets and returns
@@ -146,15 +146,16 @@ class Strategy {
   /// is also kept and saved. Throws: CommError (exit 78) naming the rank and the parameter that differ.
   virtual void prepare_again() = 0;
 
-  /// Begins a step. `number`: of the step in the run, from 0, also after a resume: random rounding depends on it
-  /// (dist.compression). Before its first forward, rank 0 sends its buffers to all ranks (dist.broadcast_buffers). The
-  /// requests of this rank are sent with the next reduction, in this step or a later one.
+  /// Begins a step. `number`: of the step in the run, from 0, also after a resume: random rounding (dist.compression)
+  /// depends on it, and the launcher knows by it whether a restart has got further. Before its first forward, rank 0
+  /// sends its buffers to all ranks (dist.broadcast_buffers). The requests of this rank are sent with the next
+  /// reduction, in this step or a later one.
   virtual void begin_step(std::int64_t number, StepRequests mine) = 0;
   void begin_step(std::int64_t number) { begin_step(number, {}); }
 
-  /// Call it at the end of a step. Returns the requests of all ranks, the same on every rank; each request is returned
-  /// in only one step. On a CPU they belong to this step's reductions, on a GPU to those of the previous step, to avoid
-  /// a wait.
+  /// Call it at the end of a step; what follows may take any time. Returns the requests of all ranks, the same on every
+  /// rank; each request is returned in only one step. On a CPU they belong to this step's reductions, on a GPU to those
+  /// of the previous step, to avoid a wait.
   [[nodiscard]] virtual StepRequests agreed() = 0;
 
   virtual std::size_t optimizer_count() const noexcept = 0;

@@ -70,7 +70,7 @@ class CheckpointDir {
   std::filesystem::path path(std::int64_t step) const;  ///< directory of its files; the future one if there is none yet
 
   /// Reads every byte, and the headers of safetensors files. Throws: CheckpointError naming file, chunk and offset, or
-  /// the format version.
+  /// the format version; as all functions that read here, IoError if a file cannot be read now.
   Manifest verify(std::int64_t step) const;
   /// Reads and checks the manifest alone, not the files that it lists. Throws: CheckpointError.
   Manifest manifest(std::int64_t step) const;
@@ -84,8 +84,8 @@ class CheckpointDir {
   /// Removes left-over temporary directories and links, and returns the names of the directories; restores a checkpoint
   /// whose replacement was not completed. Call it while no process writes.
   std::vector<std::string> remove_incomplete();
-  /// Renames the checkpoints of `steps` so that they are never read, replaced or deleted again; returns their new
-  /// names.
+  /// Renames the checkpoints of `steps` so that no run uses, replaces or deletes them unless a user names one; returns
+  /// their new names.
   std::vector<std::string> abandon(std::span<const std::int64_t> steps);
   /// Deletes the oldest checkpoints up to `saved`, the step of the last commit. Keeps the newest `keep_last` (at least
   /// 2) and those in `keep`. Steps after `saved` are damaged or from an abandoned attempt: they do not count, and the

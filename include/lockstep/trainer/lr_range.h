@@ -21,15 +21,17 @@ struct LrRangeOptions {
   double max_lr = 1;     ///< of the last step; the steps between grow by a constant factor
   std::int64_t steps = 100;
   double smoothing = 0.98;  ///< decay of the average of the losses, 0: none
-  double stop_factor = 4;   ///< ends when the average exceeds the smallest one by this factor; 0: never
+  double stop_factor = 4;   ///< ends when the average exceeds the smallest one by this factor, of the averages of ten
+                            ///< losses or more; 0: never
 };
 
 /// The learning rate and the loss of each step. With optim.lr_scaling divide the rate by its factor for --optim.lr.
 struct LrRange {
   std::vector<double> lrs{};
   std::vector<double> losses{};  ///< averages (see LrRangeOptions::smoothing) of the means over all ranks
-  /// Where the average falls fastest over the logarithm of the rate, without the first and the last ten steps; nullopt:
-  /// it falls nowhere, or too few steps were made.
+  /// Where the losses fall fastest over the logarithm of the rate, as lr_find of fastai ("steep") and of Lightning; by
+  /// least squares over a third of the steps, before the average is smallest. nullopt: they fall nowhere clearly more
+  /// than they vary from step to step, or too few steps were made.
   std::optional<double> suggestion{};
 };
 

@@ -18,7 +18,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// What else LearningRateMonitor reports.
 struct LearningRateMonitorOptions {
-  bool momentum = false;      ///< "momentum_0_1": of SGD and RMSprop; the first beta of Adam and AdamW
+  bool momentum = false;      ///< "momentum_0_1": of SGD and others with a momentum; the first beta of Adam and others
   bool weight_decay = false;  ///< "weight_decay_0_1", where the optimizer has one
 };
 

@@ -47,7 +47,8 @@ class World {
   bool is_main() const noexcept;    ///< rank 0
   c10::Device device() const noexcept;
 
-  // Data plane: tensors on device(). Throws: CommError naming the operation and the missing ranks.
+  // Data plane: tensors on device(). Throws: CommError naming the operation and the missing ranks; Error for a tensor
+  // that cannot be sent, for a result without memory of its own, or for a wrong root.
   void all_reduce(const at::Tensor& tensor, Reduce op);    ///< Collective. In place.
   void broadcast(const at::Tensor& tensor, int root = 0);  ///< Collective. In place.
   /// Collective. Tensors may differ in dimension 0 only. Returns a new tensor without a graph: rank 0's, rank

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/file_lock.h"
 #include "base/text.h"
 #include "cli/doctor/judgement.h"
 #include "launch/descriptor_limit.h"
@@ -335,8 +336,7 @@ void judge_directory(const DirectoryFacts& facts, Judgement judgement) {
                    "use a directory that is mounted into the container (docker -v): --run_dir");
   }
   if (!facts.lock_problem.empty()) {
-    judgement.fail("lock", fmt::format("{}; two runs could write to one directory", facts.lock_problem),
-                   "mount the file system with locks (NFS without nolock, Lustre with flock), or use another one");
+    judgement.fail("lock", fmt::format("{}; two runs could write to one directory", facts.lock_problem), kNoLocksHint);
   } else {
     judgement.ok("lock", "works: a second run in the directory is refused");
   }

@@ -68,7 +68,8 @@ RunEvent parse_event(std::string_view line) {
   Json fields = parse_json(line);
   RunEvent event{.time = parse_utc_time(fields.at("time").get<std::string>()).value(),
                  .name = fields.at("event").get<std::string>()};
-  if (const auto step = fields.find("step"); step != fields.end() && step->is_number_integer()) {
+  // A rank that failed before its first step has written -1.
+  if (const auto step = fields.find("step"); step != fields.end() && step->is_number_unsigned()) {
     event.step = step->get<std::int64_t>();
   }
   for (const char* known : {"v", "time", "event", "step"}) {
@@ -110,34 +111,52 @@ void read_events(FileSystem& fs, RunData& run) {
   note_damaged(run, kEventsName, damaged);
 }
 
-/// The last events decide, whoever wrote them: rank 0 or the supervisor.
+std::string text_in(const RunEvent& event, const char* field) {
+  const auto found = event.fields.find(field);
+  return found == event.fields.end() ? std::string() : text_of(*found);
+}
+
+/// `last`: a failure, or the begin of an attempt after which nothing was written.
+void judge_failed(RunData& run, const RunEvent& last) {
+  if (last.name != "failure") {
+    run.why = "it ended without a last event, as after SIGKILL or a power loss";
+  } else if (was_written_later(run.directory / kRunRecordName, run.directory / kEventsName)) {
+    return;  // by a later start, of a program with a loop by hand: it leaves no event
+  } else {
+    run.why = text_in(last, "what");
+  }
+  run.state = RunState::failed;
+}
+
+/// The last events decide, whoever wrote them: rank 0 or the supervisor. A start that failed before it trained
+/// anything, such as one with other data, has a failure without a step. It changes nothing of a run that had ended.
 void judge(RunData& run) {
   if (is_run_in_use(run.directory)) {
     run.state = RunState::running;
     return;
   }
+  const RunEvent* failed_start = nullptr;  // the last one
   for (auto event = run.events.rbegin(); event != run.events.rend(); ++event) {
     if (event->name == "end") {
       // A stop that the program itself asked for is an end like others.
-      run.why = event->fields.contains("why") ? text_of(event->fields["why"]) : std::string();
       const auto stopped = event->fields.find("stopped");
       run.state = stopped != event->fields.end() && *stopped == true ? RunState::stopped : RunState::finished;
-      return;
-    }
-    if (event->name == "failure") {
-      // A later start has written run.json. One of a program with a loop by hand leaves no event.
-      if (was_written_later(run.directory / kRunRecordName, run.directory / kEventsName)) {
-        return;
+      run.why = text_in(*event, "why");
+      if (failed_start != nullptr) {
+        run.notes.push_back(fmt::format("a later start failed: {}", first_line(text_in(*failed_start, "what"))));
       }
-      run.why = event->fields.contains("what") ? text_of(event->fields["what"]) : std::string();
-      run.state = RunState::failed;
       return;
     }
-    if (event->name == "start" || event->name == "restart") {
-      run.why = "it ended without a last event, as after SIGKILL or a power loss";
-      run.state = RunState::failed;
+    if (event->name == "failure" && !event->step) {
+      failed_start = failed_start == nullptr ? &*event : failed_start;
+    } else if (event->name == "failure" || event->name == "start" ||
+               (event->name == "restart" && failed_start == nullptr)) {
+      judge_failed(run, failed_start == nullptr ? *event : *failed_start);
       return;
     }
+  }
+  if (failed_start != nullptr) {
+    judge_failed(run, *failed_start);
   }
 }
 
@@ -148,9 +167,10 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
   const bool is_largest = value_of(run.settings, "checkpoint.mode") == "max";
   Json newest;
   for (const std::int64_t step : directory.steps()) {
+    const CheckpointFiles files(fs, directory.path(step), step);
     Manifest manifest;
     try {
-      manifest = directory.manifest(step);
+      manifest = files.manifest();
     } catch (const std::exception& error) {
       if (!fs.exists(directory.path(step))) {
         continue;  // the run has deleted it meanwhile
@@ -160,7 +180,7 @@ void read_checkpoints(FileSystem& fs, RunData& run) {
     }
     facts.steps.push_back(step);
     facts.bytes += size_of(manifest);
-    newest = read_state(directory, manifest);
+    newest = read_state(files);
     const auto metric = newest.find(metric_key(facts.monitor));
     const auto value = metric != newest.end() && metric->is_string() && !facts.monitor.empty()
                            ? parse_double(metric->get<std::string>())
@@ -298,9 +318,9 @@ std::string_view to_string(RunState state) noexcept {
   return "unknown";
 }
 
-Json read_state(const CheckpointDir& directory, const Manifest& manifest) {
+Json read_state(const CheckpointFiles& files) {
   try {
-    return parse_json(directory.read(manifest.step, std::string(kStateName), kMaxStateBytes));
+    return parse_json(files.read(std::string(kStateName), kMaxStateBytes));
   } catch (const std::exception&) {
     return Json::object();
   }

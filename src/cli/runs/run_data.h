@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <lockstep/base/file_system.h>
-#include <lockstep/storage/checkpoint_dir.h>
 
 #include "base/json.h"
 #include "report/metric_rows.h"
+#include "storage/checkpoint_files.h"
 
 namespace lockstep {
 
@@ -67,7 +67,7 @@ struct RunData {
 };
 
 /// state.json of a checkpoint; an empty object: there is none, or another program wrote it.
-Json read_state(const CheckpointDir& directory, const Manifest& manifest);
+Json read_state(const CheckpointFiles& files);
 
 /// True if the directory has a file that only a run writes.
 bool is_run(FileSystem& fs, const std::filesystem::path& directory);

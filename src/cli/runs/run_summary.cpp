@@ -74,6 +74,15 @@ bool is_private(std::string_view setting, std::string_view value, const std::vec
   return std::ranges::find(texts, setting) != texts.end() || (setting.starts_with(kProgramKeys) && !is_plain);
 }
 
+/// The length of the comment that names an argument at the begin of `text`, as a hint has it: load_module(...,
+/// /*allow_partial=*/true). It is no path. 0: there is none.
+std::size_t length_of_comment(std::string_view text) {
+  constexpr std::string_view kBegin = "/*";
+  constexpr std::string_view kEnd = "=*/";
+  const auto end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", kBegin.size());
+  return text.starts_with(kBegin) && end != text.npos && text.substr(end).starts_with(kEnd) ? end + kEnd.size() : 0;
+}
+
 }  // namespace
 
 std::string without_names(std::string_view text, const std::vector<std::string>& hosts) {
@@ -84,6 +93,9 @@ std::string without_names(std::string_view text, const std::vector<std::string>&
     const auto begin = std::min(text.find_first_not_of(kBetween), text.size());
     shown += text.substr(0, begin);
     text.remove_prefix(begin);
+    const std::size_t comment = length_of_comment(text);
+    shown += text.substr(0, comment);
+    text.remove_prefix(comment);
     std::string_view word = text.substr(0, text.find_first_of(kBetween));
     text.remove_prefix(word.size());
     const std::string_view end = word.substr(std::min(word.find_last_not_of(":.") + 1, word.size()));

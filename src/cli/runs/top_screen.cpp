@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 
 #include "base/columns.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "base/wall_clock.h"
+#include "report/console_names.h"
 
 namespace lockstep {
 namespace {
@@ -111,21 +113,32 @@ std::size_t name_width(std::span<const MetricSeries* const> metrics, ScreenSize 
   return size.breaks_lines ? std::min(longest, std::max(half, kNameWidth)) : longest;
 }
 
-/// loss and val_loss first, then the others in the order of the file.
-std::vector<const MetricSeries*> metrics_to_show(const MetricRows& metrics) {
-  std::vector<const MetricSeries*> all;
+struct ShownMetrics {
+  std::vector<const MetricSeries*> rows{};
+  std::size_t others = 0;  // without a row
+};
+
+/// loss and val_loss first, then the others of the console in the order of the file.
+ShownMetrics metrics_to_show(const MetricRows& metrics) {
+  ShownMetrics shown;
   for (const char* first : {"loss", "val_loss"}) {
     if (const MetricSeries* series = metrics.find(first)) {
-      all.push_back(series);
+      shown.rows.push_back(series);
     }
   }
+  const auto for_console = names_for_console(mapped(metrics.series, &MetricSeries::name));
   for (const MetricSeries& series : metrics.series) {
-    if (series.name != "loss" && series.name != "val_loss" && series.name != "epoch" &&
-        series.name != "samples_per_s") {
-      all.push_back(&series);
+    if (series.name == "loss" || series.name == "val_loss" || series.name == "epoch" ||
+        series.name == "samples_per_s") {
+      continue;
+    }
+    if (for_console.contains(series.name)) {
+      shown.rows.push_back(&series);
+    } else {
+      ++shown.others;
     }
   }
-  return all;
+  return shown;
 }
 
 }  // namespace
@@ -176,23 +189,24 @@ std::vector<std::string> top_screen(const RunData& run, double now, ScreenSize s
   const std::vector<std::string> events = event_lines(run, size);
   const std::size_t below = events.empty() ? 0 : events.size() + 2;  // their title and the empty line before it
   const std::size_t height = static_cast<std::size_t>(std::max(size.height, 0));
-  const auto metrics = metrics_to_show(run.metrics);
+  auto [metrics, others] = metrics_to_show(run.metrics);
   const std::size_t used = lines.size() + 1 + below;
   const std::size_t room = std::max<std::size_t>(height > used ? height - used : 0, 1);
-  const bool all_fit = metrics.size() <= room;
-  const std::size_t shown = all_fit ? metrics.size() : room - 1;
-  lines.emplace_back();
-  const std::size_t names = name_width(std::span(metrics).first(shown), size);
-  for (std::size_t i = 0; i < shown; ++i) {
-    const MetricSeries& series = *metrics[i];
-    const std::string head = padded(fitted(printable(series.name), names), names) + " " +
-                             padded(five_digits(series.values.back()), kValueWidth);
-    const int left = size.width - static_cast<int>(names + kValueWidth + 2);
-    lines.push_back(head + " " + sparkline(series.values, left, style));
+  if (metrics.size() + (others > 0 ? 1 : 0) > room) {
+    const std::size_t fitting = std::min(metrics.size(), room - 1);
+    others += metrics.size() - fitting;
+    metrics.resize(fitting);
   }
-  if (!all_fit) {
-    lines.push_back(
-        fmt::format("... and {}", counted(static_cast<std::int64_t>(metrics.size() - shown), "other metric")));
+  lines.emplace_back();
+  const std::size_t names = name_width(metrics, size);
+  for (const MetricSeries* series : metrics) {
+    const std::string head = padded(fitted(printable(series->name), names), names) + " " +
+                             padded(five_digits(series->values.back()), kValueWidth);
+    const int left = size.width - static_cast<int>(names + kValueWidth + 2);
+    lines.push_back(head + " " + sparkline(series->values, left, style));
+  }
+  if (others > 0) {
+    lines.push_back(fmt::format("... and {}", counted(static_cast<std::int64_t>(others), "other metric")));
   }
   if (!events.empty()) {
     lines.emplace_back();

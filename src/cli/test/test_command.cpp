@@ -277,7 +277,13 @@ class Test {
                : fmt::format("not ready: {} failed ({})", counted(std::ssize(failed), "check"), join(failed, ", "));
   }
 
+  /// "": nothing was measured from which one could follow.
   std::string advice_text(const std::vector<Advice>& advices) const {
+    const bool measured = std::ranges::any_of(
+        measurements_.exchanges, [](const auto& exchange) { return exchange.second.measured("step") != nullptr; });
+    if (advices.empty() && !measured) {
+      return {};
+    }
     std::string text = "\nrecommendations\n";
     for (const Advice& advice : advices) {
       text += fmt::format("  {}\n      {}\n", wrap(advice.what, 2, columns_), wrap(advice.because, 6, columns_));

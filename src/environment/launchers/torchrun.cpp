@@ -9,6 +9,13 @@
 namespace lockstep {
 namespace {
 
+/// A rank of our launcher started this process, and the variables are that rank's. Those of a launcher in between would
+/// name another run.
+bool are_of_a_parent(const VariableReader& reader) {
+  const auto run = reader.peek(own_variables::kRunId);
+  return run && run == reader.peek("TORCHELASTIC_RUN_ID") && !reader.has(own_variables::kControlFd);
+}
+
 /// The variable with the node number: torchrun's, or that of Lightning's scripts.
 const char* node_variable(const VariableReader& reader) {
   return reader.has("GROUP_RANK") || !reader.has("NODE_RANK") ? "GROUP_RANK" : "NODE_RANK";
@@ -94,7 +101,8 @@ void read_torchelastic(VariableReader& reader, Identity& identity) {
 
 std::optional<Identity> read_torchrun(VariableReader& reader) {
   const bool ours = reader.has(own_variables::kControlFd);
-  if (!ours && !reader.has("LOCAL_RANK") && !(reader.has("RANK") && reader.has("LOCAL_WORLD_SIZE"))) {
+  const bool has_rank = reader.has("LOCAL_RANK") || (reader.has("RANK") && reader.has("LOCAL_WORLD_SIZE"));
+  if (!ours && (!has_rank || are_of_a_parent(reader))) {
     return std::nullopt;
   }
   Identity identity{};
@@ -115,7 +123,7 @@ std::optional<Identity> read_torchrun(VariableReader& reader) {
 }
 
 std::optional<Identity> read_plain(VariableReader& reader) {
-  if (!reader.has("RANK") && !reader.has("WORLD_SIZE")) {
+  if ((!reader.has("RANK") && !reader.has("WORLD_SIZE")) || are_of_a_parent(reader)) {
     return std::nullopt;
   }
   Identity identity{.launcher = "environment"};

@@ -56,8 +56,9 @@ std::optional<double> MonitoredMetric::find(const StageContext& context) {
 
 void MonitoredMetric::warn_if_unknown(const StageContext& context) const {
   const bool was_stopped = context.control.agreed() != StopKind::none;
-  if (!is_known_ && !was_stopped && !context.plan.config.barebones && context.world.is_main()) {
-    log_warning(never_measured(callback_, name_));
+  const bool has_value = is_known_ && best_ != worst_value(mode_);
+  if (!has_value && !was_stopped && !context.plan.config.barebones && context.world.is_main()) {
+    log_warning(never_measured(callback_, name_, is_known_));
   }
 }
 

@@ -18,7 +18,8 @@ class MonitoredMetric {
   /// Throws: ConfigError if the first report or validation that should have the metric lacks it; later ones may.
   /// nullopt: not measured at this stage, or not finite although optim.non_finite lets the run go on without that step.
   std::optional<double> find(const StageContext& context);
-  /// At the end of a fit that no stop ended: warns if the metric has never been measured, perhaps because of a typo.
+  /// At the end of a fit that no stop ended: warns if the metric has never been measured, perhaps because of a typo, or
+  /// never as a finite number.
   void warn_if_unknown(const StageContext& context) const;
   /// A value that is better than `bound` becomes the best one; others are counted.
   void add(double value, double bound);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -71,14 +72,21 @@ double ReduceOnPlateau::bound() const {
 }
 
 void ReduceOnPlateau::reduce(const StageContext& context) const {
+  std::optional<double> changed;  // the first rate that is not at its least yet
   for (std::size_t i = 0; i < context.strategy->optimizer_count(); ++i) {
-    context.strategy->optimizer(i).change_lr([this](double lr) {
+    context.strategy->optimizer(i).change_lr([&](double lr) {
       const double reduced = std::max(lr * options_.factor, options_.min_lr);
-      return lr - reduced > options_.eps ? reduced : lr;
+      if (!(lr - reduced > options_.eps)) {
+        return lr;
+      }
+      changed = changed.value_or(reduced);
+      return reduced;
     });
   }
-  log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
-                       metric_->best(), counted(metric_->bad(), "measurement"), context.strategy->optimizer().lr()));
+  if (changed) {
+    log_info(fmt::format("{} did not improve on {:.5g} in {}: the learning rate is {:.3g} now", options_.metric,
+                         metric_->best(), counted(metric_->bad(), "measurement"), *changed));
+  }
 }
 
 NamedTensors ReduceOnPlateau::save() const {

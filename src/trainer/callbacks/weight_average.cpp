@@ -13,8 +13,10 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/trainer/callbacks.h>
+#include <lockstep/world/world.h>
 
 #include "base/mapped.h"
 #include "base/option_check.h"
@@ -78,7 +80,12 @@ void WeightAverage::on(const StageContext& context) {
       copy_to_module();
     }
     const bool must_end = context.control.agreed() > StopKind::program;  // nobody waits for data any more
-    if (options_.batch_norm_steps > 0 && !must_end) {
+    if (average_.empty() && !must_end && context.world.is_main()) {
+      log_warning(fmt::format(
+          "{}: the training ended at step {} and averaged none (first_step {}, first_epoch {}, every_steps {})",
+          options_.name, context.state.step, options_.first_step, options_.first_epoch, options_.every_steps));
+    }
+    if (options_.batch_norm_steps > 0 && !must_end && !average_.empty()) {
       update_batch_norm(context, options_.batch_norm_steps);
     }
     at_end_ = states_of(std::span(values_).first(parameter_count_));

@@ -75,7 +75,10 @@ ConfigError metric_not_found(std::string_view callback, std::string_view name, c
                      late_hint_for_metric(name, mapped(measured, &Metrics::value_type::first)));
 }
 
-std::string never_measured(std::string_view asker, std::string_view name) {
+std::string never_measured(std::string_view asker, std::string_view name, bool is_measured) {
+  if (is_measured) {
+    return fmt::format("{}: found no finite value of {}", asker, name);
+  }
   return fmt::format("{}: the training ended before {} was measured; see {}", asker, name,
                      name.starts_with(kValidationPrefix) ? "--validate.every_steps"
                      : name.starts_with(kEpochPrefix)    ? "--report.epoch_means"

@@ -37,8 +37,9 @@ bool may_lack_metrics(const Metrics& metrics, const TrainConfig& config);
 /// For a callback whose metric is not among those that were measured, during the training.
 ConfigError metric_not_found(std::string_view callback, std::string_view name, const Metrics& measured);
 
-/// For the end of a training in which `asker`, a callback or a setting, has not met its metric.
-std::string never_measured(std::string_view asker, std::string_view name);
+/// For the end of a training in which `asker`, a callback or a setting, has not met its metric, or with `is_measured`
+/// only as NaN or infinity.
+std::string never_measured(std::string_view asker, std::string_view name, bool is_measured);
 
 /// "did you mean val_loss? use one of loss, lr, val_loss". `names`: of all metrics there are.
 std::string hint_for_metric(std::string_view name, std::span<const std::string> names);

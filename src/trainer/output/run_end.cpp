@@ -12,7 +12,7 @@
 #include "base/mapped.h"
 #include "base/run_pattern.h"
 #include "base/text.h"
-#include "trainer/output/run_reports.h"
+#include "report/console_names.h"
 
 namespace lockstep {
 
@@ -118,8 +118,9 @@ std::string describe_end(const RunEnd& end) {
 
 std::string summary(const FitResult& result, const std::string& monitor) {
   std::vector<std::string> metrics;
+  const auto for_console = names_for_console(mapped(result.metrics, &Metrics::value_type::first));
   for (const auto& [name, value] : result.metrics) {
-    if (is_for_console(name)) {
+    if (for_console.contains(name)) {
       metrics.push_back(printable(name) + " " + five_digits(value));
     }
   }

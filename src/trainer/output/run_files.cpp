@@ -37,15 +37,39 @@ std::string settings_toml(const Plan& plan) {
   return config_toml(asked_config(plan)) + program_toml(plan.facts.program_values);
 }
 
+/// A start of the run has written its settings: at once after this event, which a launcher does not write.
+bool has_started(FileSystem& fs, const std::filesystem::path& directory) {
+  const std::filesystem::path events = directory / kEventsName;
+  try {
+    return fs.exists(events) && read_file(fs, events).find("\"event\":\"start\"") != std::string::npos;
+  } catch (const IoError& error) {
+    if (error.number() != 0) {
+      throw;
+    }
+    return true;  // only a long training has so many events
+  }
+}
+
+/// An earlier start, which failed, has kept it.
+bool is_kept(FileSystem& fs, const std::filesystem::path& file, const std::string& text) {
+  for (int number = 1;; ++number) {
+    const std::filesystem::path copy = fmt::format("{}.{}", file.string(), number);
+    if (!fs.exists(copy)) {
+      return false;
+    }
+    if (read_file(fs, follow_links(copy)) == text) {
+      return true;
+    }
+  }
+}
+
 /// A user may start a run with a file of this name, which the run replaces later. It stays until then, so that a start
 /// that fails can be repeated.
 void keep_settings_of_user(FileSystem& fs, const std::filesystem::path& directory, const std::string& of_run) {
   const std::filesystem::path file = directory / kSettingsName;
   try {
-    if (fs.exists(directory / kEventsName)) {
-      return;  // a start of this run may have written it
-    }
-    if (const std::string text = fs.exists(file) ? read_file(fs, follow_links(file)) : of_run; text != of_run) {
+    const std::string text = fs.exists(file) ? read_file(fs, follow_links(file)) : of_run;
+    if (text != of_run && !has_started(fs, directory) && !is_kept(fs, file, text)) {
       set_aside(fs, file, fmt::format("{} was there before the run", file.string()));
       write_file(fs, file, text);
     }

@@ -9,7 +9,9 @@
 #include <lockstep/base/error.h>
 
 #include "base/duration.h"
+#include "base/mapped.h"
 #include "base/text.h"
+#include "report/console_names.h"
 #include "report/metric_file.h"
 #include "trainer/output/metric_names.h"
 #include "world/agreement.h"
@@ -21,8 +23,6 @@ constexpr std::string_view kSpeed = "samples_per_s";
 constexpr std::string_view kEpochNumber = "epoch";
 
 }  // namespace
-
-bool is_for_console(std::string_view metric) { return metric.find('/') == std::string_view::npos; }
 
 void check_same_on_all_ranks(const Metrics& metrics, World& world) {
   std::string text;
@@ -82,11 +82,12 @@ void RunReports::write(Stage stage, const Metrics& metrics, bool may_differ) {
   }
   std::vector<MetricValue> row;
   std::vector<MetricValue> line;  // the console shows epoch and speed separately
+  const auto for_console = names_for_console(mapped(metrics, &Metrics::value_type::first));
   for (const auto& [name, value] : metrics) {
     row.push_back({.name = name, .value = value});
     of_step_.emplace_back(name, value);
     if (name != kEpochNumber && name != kSpeed) {
-      if (is_for_console(name)) {
+      if (for_console.contains(name)) {
         line.push_back(row.back());
       }
       set_metric(last_, name, value);

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include <lockstep/trainer/callback.h>
@@ -72,8 +71,5 @@ class RunReports {
 
 /// Collective. Throws: CommError naming the rank whose metrics are not those of the others.
 void check_same_on_all_ranks(const Metrics& metrics, World& world);
-
-/// Of metrics such as "grad_norm/encoder" there can be hundreds.
-bool is_for_console(std::string_view metric);
 
 }  // namespace lockstep

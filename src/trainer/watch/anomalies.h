@@ -14,6 +14,7 @@
 
 #include "trainer/output/run_files.h"
 #include "trainer/watch/finite_watch.h"
+#include "trainer/watch/kept_buffers.h"
 #include "trainer/watch/replaced_samples.h"
 #include "trainer/watch/run_snapshot.h"
 #include "trainer/watch/spike_watch.h"
@@ -31,6 +32,9 @@ class Anomalies {
   /// Collective with a policy rollback. Before the first step.
   void begin(const RunSnapshot::Parts& run, std::int64_t step) {
     spikes_.begin(run.strategy.optimizer_count());
+    if (can_leave_out()) {
+      buffers_.emplace(run.module, world_.device());
+    }
     take_snapshot(run, step);
   }
   /// Records the results of a step. Does not wait for the device.
@@ -53,8 +57,15 @@ class Anomalies {
   bool parameters_finite() const noexcept { return parameters_finite_; }
 
   SpikeWatch& spikes() noexcept { return spikes_; }
+  /// nullptr: no step can be left out.
+  KeptBuffers* buffers() noexcept { return buffers_ ? &*buffers_ : nullptr; }
 
  private:
+  /// The update of a step may be left out; with fp16_mixed that of one whose gradients are too large.
+  bool can_leave_out() noexcept {
+    return config_.optim.non_finite == NonFinitePolicy::skip || spikes_.gate() != nullptr ||
+           config_.precision == Precision::fp16_mixed;
+  }
   void tell_replaced();
   void tell_skipped(std::int64_t step);
   void tell_spike(const Spike& spike, bool skipped);
@@ -74,6 +85,7 @@ class Anomalies {
   SpikeWatch spikes_;
   std::optional<NonFinite> non_finite_{};  // the first one since act(); there may be several look() before it
   std::optional<Spike> spike_{};           // the same
+  std::optional<KeptBuffers> buffers_{};
   ReplacedSamples replaced_{};
   RunSnapshot snapshot_{};
   // Samples of this rank since the copy or the last rollback, the first million.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -81,12 +82,14 @@ void warn_about_monitors(const TrainConfig& config) {
 
 bool CheckpointMonitor::is_missing_in(const Metrics& metrics, Stage stage) {
   const std::string& monitor = config_.checkpoint.monitor;
-  if (monitor.empty() || is_measured_ || stage_of_metric(monitor, config_) != stage ||
-      may_lack_metrics(metrics, config_)) {
+  if (monitor.empty() || stage_of_metric(monitor, config_) != stage) {
     return false;
   }
-  is_measured_ = find_metric(metrics, monitor) != nullptr;
-  return !is_measured_;
+  if (const double* value = find_metric(metrics, monitor)) {
+    is_measured_ = true;
+    was_finite_ = was_finite_ || std::isfinite(*value);
+  }
+  return !is_measured_ && !may_lack_metrics(metrics, config_);
 }
 
 ConfigError CheckpointMonitor::not_found_in(const Metrics& metrics) {

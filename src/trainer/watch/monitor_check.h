@@ -25,8 +25,9 @@ class CheckpointMonitor {
   explicit CheckpointMonitor(const TrainConfig& config) : config_(config) {}
 
   /// A checkpoint of the run has it.
-  void note_measured() noexcept { is_measured_ = true; }
+  void note_measured() noexcept { is_measured_ = was_finite_ = true; }
   bool is_measured() const noexcept { return is_measured_; }
+  bool was_finite() const noexcept { return was_finite_; }  ///< once
   /// Looks at the metrics of a stage. True if it was never measured, and they should have it.
   bool is_missing_in(const Metrics& metrics, Stage stage);
   /// For a metric that is_missing_in(). No other message about it follows.
@@ -37,6 +38,7 @@ class CheckpointMonitor {
  private:
   const TrainConfig& config_;
   bool is_measured_ = false;
+  bool was_finite_ = false;
   bool is_told_ = false;  // that it is missing
 };
 

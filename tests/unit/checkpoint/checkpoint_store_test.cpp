@@ -22,9 +22,11 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/storage/safetensors.h>
 #include <lockstep/world/world.h>
 
 #include "support/captured_stderr.h"
+#include "support/failing_reads.h"
 #include "support/forwarding_file_system.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
@@ -39,12 +41,28 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsSupersetOf;
 using testing::Not;
+using testing::Pair;
 using testing::ThrowsMessage;
 
 const std::vector<at::ScalarType>& all_types() {
-  static const std::vector<at::ScalarType> types{
-      at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kLong,  at::kInt,
-      at::kShort,  at::kChar,  at::kByte, at::kBool,     at::kUInt16,        at::kUInt32,      at::kUInt64};
+  static const std::vector<at::ScalarType> types{at::kDouble,
+                                                 at::kFloat,
+                                                 at::kHalf,
+                                                 at::kBFloat16,
+                                                 at::kFloat8_e4m3fn,
+                                                 at::kFloat8_e4m3fnuz,
+                                                 at::kFloat8_e5m2,
+                                                 at::kFloat8_e5m2fnuz,
+                                                 at::kFloat8_e8m0fnu,
+                                                 at::kLong,
+                                                 at::kInt,
+                                                 at::kShort,
+                                                 at::kChar,
+                                                 at::kByte,
+                                                 at::kBool,
+                                                 at::kUInt16,
+                                                 at::kUInt32,
+                                                 at::kUInt64};
   return types;
 }
 
@@ -321,6 +339,96 @@ TEST(CheckpointStore, DoesNotStartOverWhenAllAreDamaged) {
   }
 }
 
+// No permission, or a file server that fails: the newest one may be intact.
+TEST(CheckpointStore, TakesNoOlderOneIfTheNewestCannotBeRead) {
+  OneRank one;
+  {
+    CheckpointStore store = one.open();
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
+  }
+  FailingReads disk(real_file_system(), one.checkpoints() / "step-0000000002" / "model.safetensors");
+  {
+    CheckpointStore store(one.checkpoints(), {}, one.world, 0, disk);
+    disk.error = ESTALE;
+    std::vector<std::string> told;
+    const auto error = error_of<IoError>([&] { store.load_latest([&](const auto& what) { told.push_back(what); }); });
+    EXPECT_EQ(error.exit_code(), ExitCode::io);
+    EXPECT_THAT(error.what(), HasSubstr("model.safetensors: Stale file handle"));
+    EXPECT_THAT(told, testing::IsEmpty());
+    store.save(3, checkpoint_contents(3));
+  }
+  EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock", "last", "step-0000000002", "step-0000000003"))
+      << "it was not taken for damaged";
+}
+
+// Their values say which checkpoint is the best: without them it could be deleted.
+TEST(CheckpointStore, DoesNotOpenIfValuesCannotBeRead) {
+  OneRank one;
+  one.open().save(1, checkpoint_contents(1));
+  FailingReads disk(real_file_system(), one.checkpoints() / "step-0000000001" / "state.json");
+  disk.error = EACCES;
+  const auto open = [&] { CheckpointStore(one.checkpoints(), {}, one.world, 0, disk); };
+  EXPECT_THAT(open, ThrowsMessage<IoError>(HasSubstr("state.json: Permission denied")));
+  disk.error = EIO;
+  EXPECT_NO_THROW(open()) << "damage";
+}
+
+TEST(CheckpointStore, EndsOnEveryRankIfOneCannotRead) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world);
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
+  }));
+  std::filesystem::remove_all(directory.path() / "node_0" / "step-0000000002");  // so the other node is asked for it
+  for (const std::exception_ptr& error : two_nodes([&](World& world) {
+         FailingReads disk(real_file_system(), of(world) / "step-0000000002" / "model.safetensors");
+         disk.error = ETIMEDOUT;
+         CheckpointStore(of(world), config, world, 0, disk).load_latest();
+       })) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT([&] { std::rethrow_exception(error); },
+                ThrowsMessage<IoError>(HasSubstr("node_1/step-0000000002/model.safetensors: Connection timed out")));
+  }
+  expect_none(two_nodes([&](World& world) {
+    EXPECT_EQ(CheckpointStore(of(world), config, world).load_latest()->step, 2) << "the control";
+  }));
+}
+
+TEST(CheckpointStore, TakesTheSameOneOfAnotherNodeIfOneCannotRead) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world), config, world);
+    store.save(1, checkpoint_contents(1));
+    store.save(2, checkpoint_contents(2));
+  }));
+  for (const char* file : {"model.safetensors", "state.json"}) {
+    expect_none(two_nodes([&](World& world) {
+      FailingReads disk(real_file_system(), of(world) / "step-0000000002" / file);
+      disk.error = world.is_main() ? ESTALE : 0;
+      const auto stored = CheckpointStore(of(world), config, world, 0, disk).load_latest();
+      ASSERT_TRUE(stored);
+      EXPECT_EQ(stored->step, 2) << file;
+      expect_equal(stored->contents, checkpoint_contents(2));
+    }));
+  }
+  std::filesystem::remove(directory.path() / "node_1" / "step-0000000002" / "model.safetensors");
+  for (const std::exception_ptr& error : two_nodes([&](World& world) {
+         FailingReads disk(real_file_system(), of(world) / "step-0000000002" / "model.safetensors");
+         disk.error = world.is_main() ? ESTALE : 0;
+         CheckpointStore(of(world), config, world, 0, disk).load_latest();
+       })) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<IoError>(HasSubstr("Stale file handle")))
+        << "that of the other node is damaged, and step 1 is older";
+  }
+}
+
 /// A disk for `checkpoints` checkpoints of checkpoint_contents().
 class SmallDisk final : public ForwardingFileSystem {
  public:
@@ -411,9 +519,30 @@ TEST(CheckpointStore, DeletesNothingForRoomIfAllAreKept) {
   for (int step = 1; step <= 3; ++step) {
     store.save(step, checkpoint_contents(step));
   }
-  EXPECT_THROW(store.save(4, checkpoint_contents(4)), IoError);
+  EXPECT_THAT(message_of<IoError>([&] { store.save(4, checkpoint_contents(4)); }),
+              testing::EndsWith("; without checkpoint.keep_all a save deletes old checkpoints to make room"));
   EXPECT_THAT(names_in(one.checkpoints()),
               ElementsAre(".lock", "last", "step-0000000001", "step-0000000002", "step-0000000003"));
+}
+
+TEST(CheckpointStore, NamesOnlySettingsThatWouldMakeRoom) {
+  const auto hint = [](const CheckpointConfig& config, int fit) {
+    OneRank one;
+    SmallDisk disk(one.checkpoints(), fit + 0.7);
+    CheckpointStore store(one.checkpoints(), config, one.world, 0, disk);
+    CheckpointContents contents = checkpoint_contents();
+    for (int step = 1; step <= fit; ++step) {
+      contents.values["metric.val_loss"] = std::to_string(step);
+      store.save(step, contents);
+    }
+    return error_of<IoError>([&] { store.save(fit + 1, contents); }).hint();
+  };
+  const std::string free_space = "free space; the newest checkpoints are unchanged";
+  EXPECT_EQ(hint({}, 2), free_space);
+  EXPECT_EQ(hint({.keep_last = 5}, 2), free_space);
+  EXPECT_EQ(hint({.keep_all = true}, 2), free_space);
+  EXPECT_EQ(hint({.monitor = "val_loss", .keep_best = 2}, 3),
+            free_space + "; with a lower checkpoint.keep_best a save may delete more old checkpoints");
 }
 
 TEST(CheckpointStore, SavesUnderANameThatIsTooLongForALink) {
@@ -569,12 +698,27 @@ TEST(CheckpointStore, LoadsACheckpointOfAnyRunByNameOrLink) {
   expect_equal(load_checkpoint(run.string() + "/", one.world), checkpoint_contents(2));
   expect_equal(load_checkpoint(run / "checkpoints" / "last", one.world), checkpoint_contents(2));
   expect_equal(load_checkpoint(run / "checkpoints" / "step-0000000001", one.world), checkpoint_contents(1));
+  expect_equal(load_checkpoint(run / "checkpoints", one.world), checkpoint_contents(2));
+  EXPECT_THAT([&] { load_checkpoint(run / "checkpoints" / "last" / "state.json", one.world); },
+              ThrowsMessage<CheckpointError>(HasSubstr("state.json: it is a file, expected a checkpoint or a run")));
   const auto missing = run / "checkpoints" / "step-0000000003";
   EXPECT_THAT(
       [&] { load_checkpoint(missing, one.world); },
       ThrowsMessage<CheckpointError>(testing::StartsWith(missing.string() + ": No such file or directory, expected ")));
   EXPECT_THAT([&] { load_checkpoint(one.directory.path(), one.world); },
               ThrowsMessage<CheckpointError>(HasSubstr("it has no readable checkpoint")));
+}
+
+TEST(CheckpointStore, LoadsAnAbandonedCheckpointByItsName) {
+  OneRank one;
+  CheckpointStore store = one.open();
+  store.save(1, checkpoint_contents(1));
+  store.save(2, checkpoint_contents(2));
+  store.abandon_after(1);
+  const std::string name = names_in(one.checkpoints()).back();
+  ASSERT_THAT(name, testing::StartsWith("step-0000000002.abandoned."));
+  expect_equal(load_checkpoint(one.checkpoints() / name, one.world), checkpoint_contents(2));
+  expect_equal(load_checkpoint(one.checkpoints(), one.world), checkpoint_contents(1));
 }
 
 TEST(CheckpointStore, LeavesAbandonedCheckpointsUnchanged) {
@@ -790,6 +934,31 @@ TEST(CheckpointStore, RejectsUnsupportedContents) {
   EXPECT_THAT([&] { store.save(1, taken); },
               ThrowsMessage<CheckpointError>(HasSubstr("the value world_size is 2, but the store writes 1")));
   EXPECT_THAT(names_in(one.checkpoints()), ElementsAre(".lock"));
+}
+
+// As safetensors.torch.save_model() of Python writes them.
+TEST(CheckpointStore, WritesTheOtherNamesOfTiedWeightsIntoTheMetadata) {
+  const TempDir directory;
+  const CheckpointConfig config{.per_node = true};
+  const auto of = [&](int node) { return directory.path() / ("node_" + std::to_string(node)); };
+  expect_none(two_nodes([&](World& world) {
+    CheckpointStore store(of(world.rank()), config, world);
+    CheckpointContents contents = checkpoint_contents();
+    contents.tied_names = {{"head", "layer.Float"}, {"format", "empty"}};
+    store.save(1, contents);
+    store.save_in_background(2, contents);
+    store.wait_for_save();
+    EXPECT_THAT(store.load(2).tied_names, testing::IsEmpty());
+  }));
+  for (const int node : {0, 1}) {
+    for (const char* step : {"step-0000000001", "step-0000000002"}) {
+      const auto metadata = [&](const char* file) {
+        return SafetensorsReader(real_file_system().open(of(node) / step / file), file).metadata();
+      };
+      EXPECT_THAT(metadata("model.safetensors"), ElementsAre(Pair("format", "pt"), Pair("head", "layer.Float")));
+      EXPECT_THAT(metadata("optimizer.safetensors"), ElementsAre(Pair("format", "pt")));
+    }
+  }
 }
 
 TEST(CheckpointStore, RefusesInvalidArgumentsAndGoesOn) {

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/module_state.h>
 
+#include "checkpoint/tied_names.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
 
@@ -45,6 +46,10 @@ void expect_all(const torch::nn::Module& module, double value) {
 
 TEST(ModuleTensors, NamesEachStorageOnce) {
   EXPECT_THAT(names(module_tensors(Net(1))), ElementsAre("embed", "left", "right", "module.weight", "count"));
+}
+
+TEST(ModuleTensors, HaveTheirOtherNamesApart) {
+  EXPECT_THAT(tied_names(Net(1)), ElementsAre(testing::Pair("head", "embed")));
 }
 
 TEST(ModuleTensors, AreDetachedAliases) {

@@ -16,13 +16,16 @@
 #include "storage/run_commands.h"
 #include "storage/run_directory.h"
 #include "support/captured_stderr.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
 
 namespace lockstep {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 using Path = std::filesystem::path;
 
@@ -133,6 +136,32 @@ TEST(RunHold, RenamesTheOldRunOfEachNodeOnce) {
   std::filesystem::remove_all(run_of(0));
   std::filesystem::rename(run_of(0).string() + ".1", run_of(0));
   EXPECT_THAT([&] { take("e", false); }, ThrowsMessage<CheckpointError>(HasSubstr("contain different runs")));
+}
+
+TEST(RunHold, RenamesNothingIfTheNewRunCouldNotBegin) {
+  const TempDir dir;
+  const Path run = dir.path() / "run";
+  World world = World::single(c10::Device(c10::kCPU));
+  RunHold::take(plan_of(run, "a"), world);
+  const Path checkpoint = run / "checkpoints" / "step-0000000001";
+  std::filesystem::create_directories(checkpoint);
+  std::filesystem::create_directories(dir.path() / "other");
+  write_file(real_file_system(), dir.path() / "other.pt", "weights");
+  const auto message = [&](const Path& resume, const Path& init_weights = {}) {
+    Plan plan = plan_of(run, "b", /*fresh=*/true);
+    plan.config.resume = resume.string();
+    plan.config.init_weights = init_weights.string();
+    return message_of<CheckpointError>([&] { RunHold::take(plan, world); });
+  };
+  const std::string inside = checkpoint.string() + " with --fresh: it is in ";
+  EXPECT_THAT(message(checkpoint), AllOf(StartsWith("--resume " + inside), HasSubstr("or another --run_dir")));
+  EXPECT_THAT(message("auto", checkpoint), StartsWith("--init_weights " + inside));
+  EXPECT_THAT(message(dir.path() / "missing"), StartsWith("--resume: " + (dir.path() / "missing").string()));
+  EXPECT_THAT(message(dir.path() / "other.pt"), HasSubstr("other.pt: it is a file, expected a checkpoint or a run"));
+  EXPECT_THAT(message("auto", dir.path() / "missing"), HasSubstr("missing: no such file or directory"));
+  EXPECT_TRUE(std::filesystem::exists(checkpoint));
+  EXPECT_EQ(message(dir.path() / "other"), "no error");
+  EXPECT_FALSE(std::filesystem::exists(checkpoint)) << "the control: renamed";
 }
 
 // The second machine has only what one of its ranks kept there.

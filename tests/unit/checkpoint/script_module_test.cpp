@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize.h>
 
@@ -13,6 +15,7 @@
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/trainer.h>
 
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/runs.h"
 #include "support/script_model.h"
@@ -132,12 +135,27 @@ TEST_F(ScriptModules, TrainAlikeOnAnyNumberOfRanks) {
   EXPECT_FALSE(at::equal(trained[0][0].second, module_tensors(*script_module(file_))[0].second)) << "it was trained";
 }
 
-TEST_F(ScriptModules, WithoutAModeCanBeEvaluated) {
-  torch::jit::Module frozen("Frozen");  // torch.jit.freeze() removes the attribute
-  frozen.define("def forward(self, x: Tensor) -> Tensor:\n  return torch.neg(x)\n");
-  ScriptModule net(frozen);
-  net.eval();
-  EXPECT_TRUE(at::equal(net.forward(input_), -input_));
+TEST_F(ScriptModules, ThatAreFrozenCanBeEvaluatedAndSayThatTheyCannotBeTrained) {
+  torch::jit::Module script = torch::jit::load(file_.string());
+  script.eval();
+  torch::jit::freeze(script).save(file_.string());
+  CapturedStderr captured;
+  const auto net = script_module(file_);
+  EXPECT_THAT(captured.text(), HasSubstr("model.pt: torch.jit.freeze() made its parameters constants"));
+  EXPECT_THAT(net->parameters(), testing::IsEmpty());
+  net->eval();
+  EXPECT_TRUE(at::allclose(net->forward(input_), script.forward({input_}).toTensor()));
+}
+
+TEST_F(ScriptModules, SayNothingOfFreezingOtherwise) {
+  torch::jit::Module plain("Plain");  // without parameters
+  plain.register_attribute("training", c10::BoolType::get(), true);
+  plain.define("def forward(self, x: Tensor) -> Tensor:\n  return torch.neg(x)\n");
+  plain.save((dir_.path() / "plain.pt").string());
+  CapturedStderr captured;
+  script_module(file_);
+  script_module(dir_.path() / "plain.pt");
+  EXPECT_THAT(captured.text(), testing::Not(HasSubstr("freeze")));
 }
 
 TEST_F(ScriptModules, ReturnWhatIsNoTensorFromCall) {

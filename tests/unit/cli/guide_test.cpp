@@ -339,7 +339,8 @@ TEST(PlanCommand, SaysWhetherAModelFits) {
   EXPECT_EQ(lacks.err,
             "error: the model does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB to 80.0 GiB "
             "on cuda:0, cuda:1\n"
-            "  hint: use --precision bf16 (then 52.2 GiB) or the optimizer adafactor (then 52.2 GiB)\n");
+            "  hint: use --precision bf16 (then 52.2 GiB; small updates are lost) or the optimizer adafactor (then "
+            "52.2 GiB)\n");
   const Json memory = parse_json(lacks.out)["memory"];
   EXPECT_EQ(memory["fits"], false);
   EXPECT_EQ(memory["optimizer_state_bytes"], 56'000'000'000);

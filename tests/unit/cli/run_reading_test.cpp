@@ -20,6 +20,7 @@
 #include "cli/runs/list_command.h"
 #include "cli/runs/report_page.h"
 #include "cli/runs/run_data.h"
+#include "cli/runs/run_summary.h"
 #include "cli/runs/top_screen.h"
 #include "storage/run_commands.h"
 #include "storage/run_directory.h"
@@ -76,7 +77,7 @@ TEST(RunReading, FindsOutTheState) {
   run.event("start");
   run.event("end", {{"step", std::int64_t{20}}, {"why", std::string("stopped at step 20: early stopping")}});
   EXPECT_EQ(read(run).state, RunState::finished);
-  run.event("failure", {{"what", std::string("rank 1 was killed")}});
+  run.event("failure", {{"step", std::int64_t{20}}, {"what", std::string("rank 1 was killed")}});
   EXPECT_EQ(read(run).state, RunState::failed);
   EXPECT_EQ(read(run).why, "rank 1 was killed");
   const auto record = run.path() / "run.json";
@@ -90,6 +91,35 @@ TEST(RunReading, FindsOutTheState) {
     EXPECT_EQ(read(run).state, RunState::running);
   }
   EXPECT_EQ(read(run).state, RunState::failed);
+}
+
+TEST(RunReading, AStartThatFailsBeforeItTrainsChangesNoRunThatHadEnded) {
+  const TempDir temp;
+  const WrittenRun run(temp.path() / "a");
+  const auto fails = [&](std::int64_t step, const char* what) {
+    run.event("failure", {{"step", step}, {"what", std::string(what)}});
+  };
+  fails(-1, "rank 0 failed in start-up: other data");
+  EXPECT_EQ(read(run).state, RunState::failed) << "it has no end";
+  run.event("start");
+  run.event("end", {{"step", std::int64_t{20}}, {"why", std::string("finished at step 20, epoch 1")}});
+  EXPECT_THAT(read(run).notes, Not(testing::Contains(HasSubstr("a later start failed"))));
+  fails(-1, "rank 2 failed in resume: another model");
+  run.event("restart");
+  fails(-1, "rank 0 failed in start-up: other data\n  hint: use those");
+  RunData found = read(run);
+  EXPECT_EQ(found.state, RunState::finished);
+  EXPECT_EQ(found.why, "finished at step 20, epoch 1");
+  EXPECT_THAT(found.notes, testing::Contains("a later start failed: rank 0 failed in start-up: other data"));
+  EXPECT_EQ(found.events.back().step, std::nullopt);
+  EXPECT_THAT(join(top_screen(found, 0, {120, 40}, {}), "\n"),
+              AllOf(HasSubstr("a: finished at step 20"), HasSubstr("  failure  rank 0 failed")));
+  run.event("restart");
+  EXPECT_EQ(read(run).state, RunState::failed) << "it may have trained since";
+  run.event("start");
+  fails(-1, "rank 0 failed in start-up: other data");
+  EXPECT_EQ(read(run).state, RunState::failed);
+  EXPECT_EQ(read(run).why, "rank 0 failed in start-up: other data");
 }
 
 TEST(RunReading, TheQuestionForTheLockLeavesNoTrace) {
@@ -622,7 +652,7 @@ TEST(Top, FitsIntoAnyTerminal) {
   const WrittenRun written(temp.path() / "a");
   write_eventful(written);
   for (int i = 0; i < 30; ++i) {
-    written.rows(60 + 10 * i, 70 + 10 * i, i, "metric_" + std::to_string(i));
+    written.rows(60 + 10 * i, 70 + 10 * i, i, std::to_string(i) + "_metric");
   }
   const RunData run = read(written);
   for (const ScreenSize size : {ScreenSize{80, 24}, ScreenSize{20, 5}, ScreenSize{1, 1}, ScreenSize{300, 100}}) {
@@ -633,6 +663,22 @@ TEST(Top, FitsIntoAnyTerminal) {
     }
   }
   EXPECT_THAT(join(top_screen(run, 0, {80, 24}, {}), "\n"), HasSubstr("other metrics"));
+}
+
+TEST(Top, OnlyCountsTheMetricsThatTheConsoleLeavesOut) {
+  const auto text = [](std::int64_t of_a_matrix) {
+    RunData run{.name = "a"};
+    for (const char* name : {"loss", "epoch", "grad_norm/encoder", "accuracy"}) {
+      run.metrics.series.push_back({.name = name, .steps = {1}, .values = {1}});
+    }
+    for (std::int64_t i = 0; i < of_a_matrix; ++i) {
+      run.metrics.series.push_back({.name = fmt::format("confusion_0_{}", i), .steps = {1}, .values = {1}});
+    }
+    return join(top_screen(run, 0, {80, 24}, {.unicode = false}), "\n");
+  };
+  EXPECT_THAT(text(8), AllOf(HasSubstr("\nconfusion_0_7 "), HasSubstr("\n... and 1 other metric")));
+  EXPECT_THAT(text(9), AllOf(HasSubstr("\nloss "), HasSubstr("\naccuracy "), Not(HasSubstr("confusion")),
+                             HasSubstr("\n... and 10 other metrics")));
 }
 
 TEST(Top, BreaksLinesBetweenWords) {
@@ -737,6 +783,14 @@ TEST(System, DescribesARunWithoutNames) {
   EXPECT_THAT(text.out, HasSubstr("\nrun\nstate             failed\n"));
   const auto none = run_program({LOCKSTEP_CLI, "system", "--run", temp.path().string()});
   EXPECT_EQ(none.code, 2);
+}
+
+TEST(System, TakesTheCommentOfAnArgumentForNoPath) {
+  const auto shown = [](std::string_view text) { return without_names(text, {}); };
+  EXPECT_EQ(shown("call load_module(\"/data/x\", /*allow_partial=*/true)"),
+            "call load_module(\"(path)\", /*allow_partial=*/true)");
+  EXPECT_EQ(shown("/*a=*/data/x /*/x */x /* x=*/y ./*a=*/x"),
+            "/*a=*/(path) (path) (path) (path) x=(path) (path)=(path)");
 }
 
 TEST(Commands, SayThatMemoryRanOut) {

@@ -1,13 +1,17 @@
 // `lockstep verify` as a user runs it.
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "support/process.h"
+#include "support/requirements.h"
 #include "support/temp_dir.h"
 #include "unit/storage/checkpoint_samples.h"
 
@@ -83,6 +87,65 @@ TEST_F(Verify, LocatesDamageAndNamesTheNewestValidCheckpoint) {
   EXPECT_THAT(verify(temp_.path()).out, HasSubstr("no valid checkpoint in " + directory_.string() + "\n"));
 }
 
+TEST_F(Verify, ReadsAbandonedCheckpointsToo) {
+  const std::string name = checkpoints_.abandon(std::vector<std::int64_t>{900}).front();
+  const std::string found = "valid, 93 B in 3 files, run digits, restart 2\n";
+  const auto result = verify(temp_.path());
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.out, "step-0000000500: " + found + name + ": abandoned, " + found + "a run resumes from step 500\n");
+  EXPECT_EQ(verify(directory_ / name).out, name + ": " + found);
+  std::ofstream(directory_ / name / "weights.bin", std::ios::app) << "x";
+  const auto damaged = run_program({LOCKSTEP_CLI, "verify", "--json", temp_.path().string()});
+  EXPECT_EQ(damaged.code, 0) << "no run uses it";
+  const Json answer = parse_json(damaged.out);
+  ASSERT_EQ(answer["abandoned"].size(), 1U);
+  EXPECT_EQ(answer["abandoned"][0]["name"], name);
+  EXPECT_EQ(answer["abandoned"][0]["valid"], false);
+  EXPECT_EQ(answer["newest_valid"], 500);
+  EXPECT_EQ(verify(directory_ / name).code, 65);
+}
+
+TEST_F(Verify, TellsWhatCannotBeReadFromDamage) {
+  std::vector<std::string> as_user;
+  if (::geteuid() == 0) {  // who may read everything
+    as_user = {"setpriv", "--reuid=64999", "--regid=64999", "--clear-groups"};
+    LOCKSTEP_REQUIRE(Requirements().that(run_program({"setpriv", "--reuid=64999", "true"}).code == 0,
+                                         "setpriv, to be another user than root"));
+  }
+  using std::filesystem::perms;
+  std::filesystem::permissions(temp_.path(), perms{0755});
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(temp_.path())) {
+    std::filesystem::permissions(entry, perms::others_read | perms::others_exec, std::filesystem::perm_options::add);
+  }
+  const auto verify_as_user = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), as_user.begin(), as_user.end());
+    return run_program(words);
+  };
+  if (!as_user.empty()) {
+    LOCKSTEP_REQUIRE(
+        Requirements().of_the_machine(verify_as_user({LOCKSTEP_CLI, "verify", temp_.path().string()}).code == 0,
+                                      "the build and the folder of the test where other users may read them"));
+  }
+  std::filesystem::permissions(checkpoints_.path(900) / "weights.bin", perms::none);
+  const auto result = verify_as_user({LOCKSTEP_CLI, "verify", temp_.path().string()});
+  EXPECT_EQ(result.code, 74) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("step-0000000900: cannot be read: cannot open "));
+  EXPECT_THAT(result.out, HasSubstr("weights.bin: Permission denied\n"
+                                    "a start ends with exit code 74 until step-0000000900 can be read\n"));
+  const auto json = verify_as_user({LOCKSTEP_CLI, "verify", "--json", temp_.path().string()});
+  EXPECT_EQ(json.code, 74) << json.err;
+  const Json answer = parse_json(json.out);
+  EXPECT_THAT(answer["checkpoints"][1]["unreadable"].get<std::string>(), HasSubstr("Permission denied"));
+  EXPECT_FALSE(answer["checkpoints"][1].contains("damage"));
+  std::filesystem::permissions(checkpoints_.path(900) / "weights.bin", perms{0644});
+  std::filesystem::permissions(checkpoints_.path(500) / "weights.bin", perms::none);
+  EXPECT_THAT(verify_as_user({LOCKSTEP_CLI, "verify", temp_.path().string()}).out,
+              HasSubstr("a start may end with exit code 74 until step-0000000500 can be read\n"))
+      << "a newer one is valid";
+  damage(900);
+  EXPECT_EQ(verify_as_user({LOCKSTEP_CLI, "verify", temp_.path().string()}).code, 65);
+}
+
 TEST_F(Verify, ReportsAFailedWrite) {
   const std::string command = std::string(LOCKSTEP_CLI) + " verify " + temp_.path().string() + " > ";
   const auto full = run_program({"sh", "-c", command + "/dev/full"});
@@ -114,6 +177,7 @@ TEST_F(Verify, AnswersInJson) {
                              {"run_id", "digits"},
                              {"restart", 2}},
                             {{"name", "step-0000000900"}, {"step", 900}, {"valid", false}}}},
+                          {"abandoned", Json::array()},
                           {"incomplete", {incomplete}},
                           {"newest_valid", 500}}));
   const auto one = run_program({LOCKSTEP_CLI, "verify", "--json", (directory_ / "step-0000000900").string()});

@@ -494,6 +494,31 @@ TEST(ParseInvocation, ListsTheValuesOfAnEnum) {
   }
 }
 
+TEST(ParseInvocation, ShowsOnlyTheBeginOfALongValue) {
+  const std::string value(5000, 'a');
+  const std::string shown = std::string(200, 'a') + "...";
+  const TempDir dir;
+  const auto file = (dir.path() / "c.toml").string();
+  std::ofstream(file) << "[optim]\nlr = \"" << value << "\"\n";
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"--optim.schedule", value}, "--optim.schedule " + shown + ": unknown curve"},
+      {{"--optim.schedule=warmup:5+" + value}, shown + ": unknown curve"},
+      {{"--optim.schedule=cosine:to=" + value}, "to=" + shown + ", expected a number"},
+      {{"--optim.schedule=cosine:" + value + "=1"}, "unknown setting " + shown},
+      {{"--run_name=" + value}, "--run_name=" + shown + ": has 5000 bytes, the limit is 200"},
+      {{"--devices", value}, "--devices " + shown + ": found \"" + shown + "\", expected GPU indices"},
+      {{value}, "unexpected argument \"" + shown + "\""},
+      {{"--config", file}, "optim.lr = \"" + std::string(199, 'a') + "...: expected a number"},
+  };
+  for (const auto& [words, expected] : cases) {
+    const auto found = problems(words);
+    ASSERT_EQ(found.size(), 1U) << expected;
+    EXPECT_THAT(found[0], HasSubstr(expected));
+    EXPECT_LT(found[0].size(), 1000U) << expected;
+  }
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_OPTIM_LR", value}}), ElementsAre(HasSubstr("_OPTIM_LR=" + shown + ": ")));
+}
+
 // Every setting that takes a word of a list, however it is given.
 TEST(ParseInvocation, ListsWhatEverySwitchAndEnumAccepts) {
   int checked = 0;

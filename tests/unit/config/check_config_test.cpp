@@ -136,6 +136,7 @@ TEST(CheckConfig, ReportsProblemsWithHints) {
       {{.run_name = ".."}, "--run_name ..: expected the name of one directory", ""},
       {{.run_name = " \t"}, "expected the name of one directory", ""},
       {{.run_name = "a\nb"}, "--run_name ab: expected the name of one directory", ""},
+      {{.run_name = std::string(201, 'a')}, "a...: has 201 bytes, the limit is 200", "use a shorter name"},
       {{.run_dir = "  "}, "expected a directory", "runs/first"},
       {{.run_dir = "runs/a\nb"}, "expected a directory", "has no control characters"},
       {{.run_dir = "runs/\xff"}, "expected a directory", "a name is UTF-8"},

@@ -34,6 +34,8 @@ TEST(HelpText, ListsEveryFieldAndFlagWithHelpAll) {
         "--help-all", "Section optim:", "--backend auto|nccl|gloo", "--max_epochs N", "(default: 7)"}) {
     EXPECT_THAT(text, HasSubstr(expected));
   }
+  const std::string wide = help_all_text("digits", {}, flags, 120);
+  EXPECT_THAT(wide, HasSubstr("deletes nothing (a flag only)"));
 }
 
 TEST(HelpText, ListsTheFlagsThatPeopleNeedFirst) {

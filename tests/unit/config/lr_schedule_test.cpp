@@ -90,6 +90,17 @@ TEST(LrSchedule, ChangesOncePerEpochWhenAsked) {
   expect_factors("warmup:5+linear:for=50,per=epoch", {{5, 1}, {9, 1}, {10, 0.9}, {19, 0.9}, {20, 0.7}, {55, 0}});
 }
 
+TEST(LrSchedule, CountsInEpochsWhereItChangesOncePerEpoch) {
+  expect_factors("warmup:3ep,per=epoch", {{0, 1. / 3}, {9, 1. / 3}, {10, 2. / 3}, {20, 1}, {29, 1}, {30, 1}});
+  expect_factors("warmup:3ep,per=epoch", {{0, 1. / 3}, {1000, 2. / 3}}, {.total_steps = 9000, .steps_per_epoch = 1000});
+  expect_factors("warmup:5,per=epoch", {{0, 1}, {20, 1}});
+  expect_factors("exponential:0.5,per=epoch", {{0, 1}, {9, 1}, {10, 0.5}, {25, 0.25}});
+  expect_factors("exponential:0.5,every=5,per=epoch", {{9, 1}, {10, 0.25}});
+  expect_factors("cyclic:2ep,low=0,step_factor=0.5,per=epoch", {{9, 0}, {10, 0.25}, {20, 0.25}, {30, 0.0625}});
+  expect_factors("one_cycle:rise=0.5,div=10,final_div=10,per=epoch",
+                 {{0, 0.1}, {20, 0.55}, {40, 1}, {49, 1}, {90, 0.01}, {99, 0.01}});
+}
+
 // 2 epochs of 9 steps, then epochs of one step: at step 18 two epochs are done, and at step 22 six of them.
 TEST(LrSchedule, CountsEpochsThatHadOtherLengths) {
   const ScheduleStep run{.total_steps = 24, .steps_per_epoch = 1, .epochs_from = 16};

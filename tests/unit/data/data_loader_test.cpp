@@ -24,7 +24,9 @@
 #include <lockstep/data/transforms.h>
 #include <lockstep/world/world.h>
 
+#include "ipc/progress_record.h"
 #include "support/message_of.h"
+#include "world/world_access.h"
 
 namespace lockstep {
 namespace {
@@ -77,6 +79,33 @@ std::string difference(const std::vector<StepBatches>& a, const std::vector<Step
     }
   }
   return "";
+}
+
+// The rest of such a program has no limit, but waiting for data has one.
+TEST(DataLoader, NotesThatALoopByHandWaitsForData) {
+  World world = cpu();
+  ProgressRecord& record = WorldAccess::progress(world);
+  Phase seen = Phase::start;
+  bool fails = false;
+  const auto samples = sample_dataset(8, [&](std::int64_t id, std::uint64_t) {
+    seen = record.phase;
+    if (fails) {
+      throw std::runtime_error("cannot decode");
+    }
+    return Batch{.input = at::scalar_tensor(id)};
+  });
+  DataLoader loader(samples, plan_of(1, 1, /*workers=*/0), world);
+  for (const auto& [around, inside] :
+       {std::pair(Phase::program, Phase::data), {Phase::validation, Phase::validation}}) {
+    record.set_phase(around);
+    static_cast<void>(loader.next());
+    EXPECT_EQ(seen, inside) << to_string(around);
+    EXPECT_EQ(record.phase, around);
+  }
+  record.set_phase(Phase::program);
+  fails = true;
+  EXPECT_THROW(static_cast<void>(loader.next()), DataError);
+  EXPECT_EQ(record.phase, Phase::data) << "the place of the failure";
 }
 
 TEST(DataLoader, GivesEverySampleOncePerEpochWithItsContent) {

@@ -85,6 +85,20 @@ TEST(Identity, ReadsOurOwnLauncher) {
   EXPECT_EQ(detect_identity(Variables(with(values, {{"LOCKSTEP_STORE_FD", "4"}})))->store_fd, 4);
 }
 
+TEST(Identity, IsNotThatOfTheRankThatStartedThisProcess) {
+  const Values inherited = with(torchrun(), {{"LOCKSTEP_RUN_ID", "abc"}, {"LOCKSTEP_LAUNCH_ID", "5"}});
+  EXPECT_FALSE(detect_identity(Variables(inherited)));
+  const auto other = detect_identity(Variables(with(inherited, {{"TORCHELASTIC_RUN_ID", "none"}})));
+  ASSERT_TRUE(other) << "the rank started torchrun";
+  EXPECT_EQ(other->launcher, "torchrun");
+  const auto mpi = detect_identity(Variables(with(inherited, {{"OMPI_COMM_WORLD_RANK", "1"},
+                                                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}})));
+  ASSERT_TRUE(mpi) << "the rank started mpirun";
+  EXPECT_EQ(mpi->launcher, "Open MPI");
+}
+
 TEST(Identity, IsThatOfAnOrdinaryRankIfAScriptHasTakenTheDescriptors) {
   const auto identity_with = [](int control_fd) {
     return detect_identity(Variables(with(torchrun(), {{"RANK", "1"},

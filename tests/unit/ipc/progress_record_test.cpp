@@ -59,6 +59,7 @@ TEST(ProgressView, NamesAPlace) {
   EXPECT_EQ(place_of({.beats = 1, .phase = Phase::rendezvous}), "in rendezvous");
   EXPECT_EQ(place_of({.beats = 1, .step = 0, .phase = Phase::data}), "at step 0 in data");
   EXPECT_EQ(place_of({.beats = 1, .step = 8, .phase = Phase::finish}), "after step 8") << "perhaps behind the fit";
+  EXPECT_EQ(place_of({.beats = 1, .step = 8, .phase = Phase::program}), "at step 8 in the program's own code");
 }
 
 // A restarted process: its first fit has nothing to do, the second one resumes, and a third one follows.

@@ -500,6 +500,33 @@ TEST(MetricSet, KnowsAtTheStartWhichValueIsTooLargeForAReport) {
               HasSubstr("the metric 'large' has 1024 values, a report has at most 1000 of one metric"));
 }
 
+TEST(MetricSet, NamesTheMetricWhoseValueCannotBeComputed) {
+  class Failing final : public Metric {
+   public:
+    explicit Failing(std::function<at::Tensor()> compute) : compute_(std::move(compute)) { count_ += 1; }
+    at::Tensor compute() const override { return compute_(); }
+
+   private:
+    std::function<at::Tensor()> compute_;
+    at::Tensor& count_ = add_sum("count");
+  };
+  World world = World::single(c10::Device(c10::kCPU));
+  const auto found = [&](const std::function<at::Tensor()>& compute) {
+    MeanMetric fine;
+    fine.update(at::ones({2}));
+    Failing late(compute);
+    MetricSet metrics({{"fine", fine}, {"late", late}}, world);
+    return message_of([&] { metrics.values(world); });
+  };
+  EXPECT_EQ(found([]() -> at::Tensor { throw std::logic_error("no values"); }),
+            "the metric 'late': std::logic_error: no values");
+  EXPECT_EQ(found([]() -> at::Tensor { throw Error("no targets"); }), "the metric 'late': no targets");
+  EXPECT_THAT(found([] {
+                return at::stack({at::zeros({}), at::zeros({3})});
+              }),
+              testing::StartsWith("the metric 'late': c10::Error: stack expects each tensor to be equal size"));
+}
+
 // Some of the states, as of a version in which others had another shape, would give a wrong value.
 TEST(MetricSet, ContinuesAMetricAsAWholeOrNotAtAll) {
   World world = World::single(c10::Device(c10::kCPU));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/checkpoint/module_state.h>
+#include <lockstep/nn/freezing.h>
 #include <lockstep/nn/lora.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
@@ -57,6 +59,16 @@ std::shared_ptr<Block> adapted(const LoraOptions& settings = {.rank = 2}) {
   return net;
 }
 
+std::vector<std::string> trained_names(const torch::nn::Module& module) {
+  std::vector<std::string> trained;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().requires_grad()) {
+      trained.push_back(item.key());
+    }
+  }
+  return trained;
+}
+
 TEST(LoraLinear, WithoutAnAdapterIsALinear) {
   const auto plain = seeded<PlainBlock>();
   const auto ours = seeded<Block>();
@@ -80,13 +92,14 @@ TEST(AddLora, ChangesNoOutputAtFirst) {
 TEST(AddLora, FreezesAllOtherParameters) {
   const auto net = adapted({.rank = 2, .select = "first"});
   unfreeze(*net, "second.bias");
-  std::vector<std::string> trained;
-  for (const auto& item : net->named_parameters()) {
-    if (item.value().requires_grad()) {
-      trained.push_back(item.key());
-    }
-  }
-  EXPECT_THAT(trained, ElementsAre("first.lora_a", "first.lora_b", "second.bias"));
+  EXPECT_THAT(trained_names(*net), ElementsAre("first.lora_a", "first.lora_b", "second.bias"));
+}
+
+TEST(AddLora, KeepsEarlierAdaptersTrained) {
+  const auto net = adapted({.rank = 2, .select = "first"});
+  freeze(*net, "first.lora_b");
+  add_lora(*net, {.rank = 3, .select = "second"});
+  EXPECT_THAT(trained_names(*net), ElementsAre("first.lora_a", "second.lora_a", "second.lora_b"));
 }
 
 TEST(AddLora, RefusesWhatItCannotAdapt) {
@@ -116,6 +129,26 @@ TEST(MergeLora, KeepsTheOutputAndRemovesTheAdapters) {
   EXPECT_EQ(add_lora(*net), 2U) << "a merged model takes another adapter";
 }
 
+TEST(LoraLinear, TheAdapterOfAHalfPrecisionWeightIsFp32) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const auto net = seeded<Block>();
+    net->to(dtype);
+    add_lora(*net, {.rank = 2});
+    EXPECT_EQ(net->first->lora_a.scalar_type(), at::kFloat);
+    {
+      const at::NoGradGuard no_grad;
+      net->first->lora_b.fill_(0.3);
+    }
+    const at::Tensor before = net->forward(input().to(dtype));
+    EXPECT_EQ(before.scalar_type(), dtype);
+    before.sum().backward();
+    EXPECT_EQ(net->first->lora_b.grad().scalar_type(), at::kFloat);
+    merge_lora(*net);
+    EXPECT_EQ(net->first->weight.scalar_type(), dtype);
+    EXPECT_TRUE(at::allclose(net->forward(input().to(dtype)), before, 0.02, 0.02));
+  }
+}
+
 TEST(LoraTensors, AreSavedAndLoadedAlone) {
   const TempDir dir;
   const auto net = adapted();
@@ -127,6 +160,14 @@ TEST(LoraTensors, AreSavedAndLoadedAlone) {
   EXPECT_FALSE(at::equal(other->forward(input()), net->forward(input())));  // control
   load_lora(*other, load_tensors(dir.path() / "adapter.safetensors"));
   EXPECT_TRUE(at::equal(other->forward(input()), net->forward(input())));
+
+  NamedTensors rounded = copies(lora_tensors(*net));
+  for (auto& [name, tensor] : rounded) {
+    tensor = tensor.to(at::kBFloat16);
+  }
+  load_lora(*other, rounded);
+  EXPECT_EQ(other->first->lora_a.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(other->first->lora_a, rounded.front().second.to(at::kFloat)));
 
   const auto larger = seeded<Block>();
   add_lora(*larger, {.rank = 3});
@@ -171,10 +212,9 @@ class LoraTask : public Task {
 };
 
 /// The parameters after a training.
-NamedTensors train(World& world, TrainConfig config, double dropout = 0) {
+NamedTensors train(World& world, TrainConfig config, LoraTask task = LoraTask(0)) {
   config.global_batch_size = 4;
   config.batch_size = 4 / world.size();
-  LoraTask task(dropout);
   const Plan plan = plan_for(world.size(), config);
   DataLoader data(tiny_data(23), plan.loader, world);
   Trainer(plan, world).fit(task, data);
@@ -201,16 +241,37 @@ TEST(LoraTraining, ChangesAdaptersOnlyAndAgreesOnRanks) {
   });
 }
 
-TEST(LoraTraining, AResumedRunHasTheBytesOfTheUndisturbedOne) {
+// A bias beside them is trained in half precision, so the gradients have two dtypes.
+TEST(LoraTraining, KeepsAdaptersInFp32WhereThePrecisionIsHalf) {
+  TrainConfig config = in_memory({.max_epochs = 2});
+  config.precision = Precision::bf16;
+  config.optim.max_grad_norm = 1;
   for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      LoraTask task(0);
+      unfreeze(task.module(), "second.bias");
+      for (const auto& [name, tensor] : train(world, config, task)) {
+        const bool is_adapter = name.find("lora") != std::string::npos;
+        EXPECT_EQ(tensor.scalar_type(), is_adapter ? at::kFloat : at::kBFloat16) << name;
+        EXPECT_EQ(at::equal(tensor, tensor.to(at::kBFloat16).to(tensor.scalar_type())), !is_adapter)
+            << name << ": its values have more digits than half precision";
+      }
+    });
+  }
+}
+
+TEST(LoraTraining, AResumedRunHasTheBytesOfTheUndisturbedOne) {
+  for (const auto& [ranks, precision] :
+       {std::pair(1, Precision::fp32), std::pair(2, Precision::fp32), std::pair(2, Precision::bf16)}) {
     const TempDir dir;
     TrainConfig config = in_memory({.max_epochs = 2});
+    config.precision = precision;
     NamedTensors straight;
     NamedTensors resumed;
     const auto run = [&](NamedTensors& result) {
       thread_world(ranks, [&](World& world) {
         // The ranks of this test share a random generator.
-        const NamedTensors found = train(world, config, /*dropout=*/ranks == 1 ? 0.3 : 0);
+        const NamedTensors found = train(world, config, LoraTask(/*dropout=*/ranks == 1 ? 0.3 : 0));
         if (world.is_main()) {
           result = found;
         }

@@ -15,6 +15,7 @@
 #include <lockstep/optim/optimizers.h>
 
 #include "base/mapped.h"
+#include "optim/option_values.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
 
@@ -178,12 +179,20 @@ TEST(SetRates, FollowsTheScheduleOfEachGroup) {
 }
 
 // A loop by hand has forgotten the length of an epoch. Such a rate would make all weights NaN.
-TEST(SetRates, RefuseAFactorThatIsNotFinite) {
+TEST(SetRates, RefuseAFactorThatIsNegativeOrNotFinite) {
   BuiltOptimizer built = build_optimizer({adamw({.lr = 0.1}), "step:1ep"}, parameters());
   EXPECT_THAT(message_of([&] { set_rates(built, {}); }),
-              HasSubstr("schedule step:1ep: its factor at step 0 is not finite | give set_lr()"));
+              AllOf(HasSubstr("schedule step:1ep: its factor at step 0 is "),
+                    HasSubstr(", expected a finite number, 0 or more | give set_lr()")));
   set_rates(built, {.step = 3, .steps_per_epoch = 2});
   EXPECT_THAT(adamw_options(built, 0).lr(), testing::DoubleEq(0.01));
+
+  const LrSchedule falling("falling", [](const ScheduleStep& at) { return 1 - 0.5 * static_cast<double>(at.step); });
+  built = build_optimizer({adamw({.lr = 0.1}), falling}, parameters());
+  set_rates(built, {.step = 2});
+  EXPECT_EQ(adamw_options(built, 0).lr(), 0);
+  EXPECT_THAT(message_of([&] { set_rates(built, {.step = 3}); }),
+              HasSubstr("schedule falling: its factor at step 3 is -0.5, expected a finite number, 0 or more"));
 }
 
 // A callback halved all rates, then parameters were unfrozen: the factory makes a group that was not there before.
@@ -311,6 +320,53 @@ TEST(BuildOptimizer, RejectsSpecsThatCannotTrain) {
   };
   spec.groups = {{.weight_decay = 0.5}};
   EXPECT_THAT(build(spec), ThrowsMessage<ConfigError>(HasSubstr("group 0 sets weight decay 0.5")));
+
+  spec.make = [](ParamGroups groups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::LBFGS>(std::move(groups));
+  };
+  spec.groups = {{.select = named("scale")}, {}};
+  EXPECT_THAT(message_of(build(spec)),
+              AllOf(testing::StartsWith("optimizer 'critic': its factory failed with 2 groups: LBFGS doesn't support"),
+                    HasSubstr(" | LBFGS takes one group: leave out OptimizerSpec::groups")));
+}
+
+TEST(OptionValues, HaveTheMomentumOrTheFirstBetaOfEachFactory) {
+  const auto momentum_of = [](const OptimizerFactory& make, std::size_t group = 0) {
+    const BuiltOptimizer built = build_optimizer(make, parameters());
+    return option_values(built.optimizer->param_groups().at(group).options()).momentum;
+  };
+  EXPECT_EQ(momentum_of(sgd({.momentum = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(rmsprop({.momentum = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(rmsprop()), 0);
+  EXPECT_EQ(momentum_of(muon({.momentum = 0.75})), 0.75) << "matrices";
+  EXPECT_EQ(momentum_of(muon({.adamw = {.beta1 = 0.75}}), 1), 0.75) << "the rest";
+  EXPECT_EQ(momentum_of(adam({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(adamw({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(adamax({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(nadam({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(radam({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(lion({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(prodigy({.beta1 = 0.75})), 0.75);
+  EXPECT_EQ(momentum_of(schedule_free_adamw({.beta1 = 0.75})), 0.75);
+  for (const OptimizerFactory& without : {adagrad(), adadelta(), asgd(), rprop(), adafactor()}) {
+    EXPECT_EQ(momentum_of(without), std::nullopt);
+  }
+}
+
+TEST(Factories, RefuseHalfParametersWhereTheirEpsIsZero) {
+  const NamedTensors half{{"weight", at::ones({3, 3}, at::kHalf)}};
+  const auto build = [&](const OptimizerFactory& make) { return [&half, make] { build_optimizer(make, half); }; };
+  EXPECT_EQ(message_of(build(rmsprop())),
+            "rmsprop: eps is 1e-08, which is 0 in fp16, the dtype of its parameters | use --precision fp16_mixed or "
+            "bf16, or a larger eps");
+  EXPECT_THAT(message_of(build(muon())), HasSubstr("muon: adamw.eps is 1e-08, which is 0 in fp16"));
+  EXPECT_THAT(message_of(build(prodigy({.eps = 0.01}))), HasSubstr("prodigy: eps x d0 is 1e-08, which is 0 in fp16"));
+  EXPECT_EQ(message_of(build(rmsprop({.eps = 1e-7}))), "no error") << "it is a subnormal number there";
+  EXPECT_EQ(message_of([] { build_optimizer(rmsprop(), {{"weight", at::ones({3, 3}, at::kBFloat16)}}); }), "no error");
+  EXPECT_THAT(message_of([] {
+                build_optimizer(rmsprop(), {{"weight", at::ones({3}, at::kComplexHalf)}});
+              }),
+              HasSubstr("rmsprop: eps is 1e-08"));
 }
 
 TEST(Factories, NameEveryOptionThatIsOutOfRange) {

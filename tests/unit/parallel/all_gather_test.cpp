@@ -9,12 +9,14 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/linear.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/all_gather.h>
+#include <lockstep/parallel/strategy.h>
 #include <lockstep/world/world.h>
 
+#include "parallel/ddp.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -96,6 +98,46 @@ TEST(AllGatherWithGrad, GivesEachRankTheSumOfTheGradientsOfItsRows) {
     torch::autograd::backward({(all * factors).sum() * (1 + world.rank())}, {});
     const std::int64_t first = world.rank() == 2 ? 1 : 0;
     EXPECT_TRUE(at::equal(mine.grad(), factors.narrow(0, first, rows) * (1 + 2 + 3)));
+  });
+}
+
+/// Rank r uses head r. The gradient of a head is as large as that of the gathered rows.
+struct TwoHeads : torch::nn::Module {
+  TwoHeads() {
+    const at::Tensor values = at::sin(at::arange(16, at::kFloat)).view({4, 4});
+    body = register_parameter("body", values.clone());
+    heads = {register_parameter("first", values.cos()), register_parameter("second", values.exp())};
+  }
+  at::Tensor rows_of(int rank) const {
+    const at::Tensor inputs = at::cos(at::arange(8, at::kFloat) + rank).view({2, 4});
+    return at::tanh(inputs.matmul(body)).matmul(heads.at(static_cast<std::size_t>(rank)));
+  }
+  at::Tensor body{};
+  std::vector<at::Tensor> heads{};
+};
+
+// Rank 0 sends the bucket of the head that it does not use before the backward of the gather, and rank 1 after it.
+TEST(AllGatherWithGrad, IsNotMixedUpWithGradientBucketsInAnotherOrder) {
+  thread_world(2, [](World& world) {
+    constexpr double kABucketForEach = 1e-5;  // MiB
+    TwoHeads net;
+    Ddp strategy({}, {.bucket_mib = kABucketForEach, .find_unused_parameters = true}, world);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(net, {&spec, 1});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      strategy.begin_step(step, {});
+      strategy.optimizer().zero_grad();
+      strategy.optimizer().begin_forward(Gradients::reduce);
+      const at::Tensor all = all_gather_with_grad(world, net.rows_of(world.rank()));
+      strategy.optimizer().backward(all.square().mean(), 1.0);
+      strategy.optimizer().finish();
+      TwoHeads whole;
+      torch::autograd::backward({at::cat({whole.rows_of(0), whole.rows_of(1)}).square().mean()}, {});
+      for (const auto& parameter : whole.named_parameters()) {
+        EXPECT_LT(largest_difference(net.named_parameters()[parameter.key()].grad(), parameter.value().grad()), 1e-5)
+            << parameter.key() << " in step " << step;
+      }
+    }
   });
 }
 

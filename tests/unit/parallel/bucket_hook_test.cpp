@@ -235,7 +235,8 @@ TEST(Compression, ContinuesAfterFreezing) {
   });
 }
 
-void expect_that_a_hook_names_its_rank(const std::function<void()>& fail, const std::string& text) {
+void expect_that_a_hook_names_its_rank(const std::function<void()>& fail, const std::string& text,
+                                       ExitCode code = ExitCode::failed) {
   try {
     thread_world(3, [&](World& world) {
       const GradientHook hook = [&](const GradientBucket& bucket, World& w) {
@@ -257,12 +258,34 @@ void expect_that_a_hook_names_its_rank(const std::function<void()>& fail, const 
     FAIL() << "the cause is not a peer: " << error.what();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("the gradient hook failed on rank 1 in step 2, bucket 0: " + text));
+    EXPECT_EQ(error.exit_code(), code);
   }
 }
 
 TEST(GradientHook, ThatThrowsNamesItsRank) {
   expect_that_a_hook_names_its_rank([] { throw std::runtime_error("no such codec"); }, "no such codec");
   expect_that_a_hook_names_its_rank([] { throw std::string("no such codec"); }, "std::string: no such codec");
+  expect_that_a_hook_names_its_rank([] { throw IoError("no such codec"); }, "no such codec", ExitCode::io);
+}
+
+// Every rank throws it, and rank 1 is the cause.
+TEST(GradientHook, PassesOnWhatAnotherRankHasThrown) {
+  thread_world(2, [](World& world) {
+    const GradientHook hook = [](const GradientBucket&, World& w) {
+      w.one_by_one("codec", [&] {
+        if (w.rank() == 1) {
+          throw Error("no such codec");
+        }
+      });
+    };
+    Vectors module(10, at::kFloat);
+    Ddp strategy({}, {}, world, Precision::fp32, 0, hook);
+    const OptimizerSpec spec(sgd());
+    strategy.prepare(module, {&spec, 1});
+    const std::string message = message_of<Error>([&] { reduced(strategy, module, at::ones({10}), 0); });
+    EXPECT_EQ(message.find("the gradient hook failed on rank 1") == 0, world.rank() == 1) << message;
+    EXPECT_THAT(message, HasSubstr("no such codec"));
+  });
 }
 
 TEST(GradientHook, OnSomeRanksOnlyIsRefused) {

@@ -1027,6 +1027,61 @@ TEST(SingleDevice, IsPlainTraining) {
   EXPECT_TRUE(grads_of(net).empty());
 }
 
+// The supervisor judges stalls and restarts by it.
+TEST(Ddp, NotesWhereALoopByHandIs) {
+  for (const bool shards : {false, true}) {
+    thread_world(2, [shards](World& world) {
+      Net net;
+      Ddp strategy({}, {.shard_optimizer = shards}, world);
+      const OptimizerSpec spec(adamw({.lr = 0.1}));
+      strategy.prepare(net, {&spec, 1});
+      const ProgressRecord& record = WorldAccess::progress(world);
+      for (const std::int64_t step : {7, 8}) {
+        strategy.begin_step(step, {});
+        ASSERT_EQ(place_of(view(record)), fmt::format("at step {} in the program's own code", step));
+        ASSERT_EQ(record.has_trained(), step == 8) << "step 7 is not complete yet";
+        strategy.optimizer().zero_grad();
+        strategy.optimizer().begin_forward(Gradients::reduce);
+        ASSERT_EQ(place_of(view(record)), fmt::format("at step {} in forward", step));
+        strategy.optimizer().backward(loss_of(net.forward(inputs(step)), targets(step)));
+        strategy.optimizer().finish();
+        ASSERT_EQ(place_of(view(record)), fmt::format("at step {} in backward", step));
+        strategy.optimizer().step();
+        ASSERT_EQ(place_of(view(record)), fmt::format("at step {} in optimizer", step));
+        static_cast<void>(strategy.agreed());
+        ASSERT_EQ(place_of(view(record)), fmt::format("at step {} in the program's own code", step + 1));
+        ASSERT_EQ(record.all_steps(), step + 1);
+      }
+      ASSERT_EQ(record.training_start()->step, 7);
+    });
+  }
+}
+
+TEST(SingleDevice, NotesTheStepsOfALoopByHandOnlyOutsideOfAFit) {
+  Net net;
+  World world = World::single(c10::Device(c10::kCPU));
+  SingleDevice strategy({}, {}, world);
+  const OptimizerSpec spec(sgd({.lr = 0.1}));
+  strategy.prepare(net, {&spec, 1});
+  ProgressRecord& record = WorldAccess::progress(world);
+  const auto run_step = [&](std::int64_t step) {
+    strategy.begin_step(step, {});
+    strategy.optimizer().begin_forward(Gradients::reduce);
+    strategy.optimizer().backward(loss_of(net.forward(inputs(step)), targets(step)));
+    strategy.optimizer().finish();
+    strategy.optimizer().step();
+    static_cast<void>(strategy.agreed());
+  };
+  record.begin_fit(40);
+  record.in_fit = true;
+  run_step(0);
+  EXPECT_EQ(place_of(view(record)), "at step 40 in optimizer") << "the fit notes the rest";
+  record.in_fit = false;
+  run_step(3);
+  EXPECT_EQ(place_of(view(record)), "at step 4 in the program's own code");
+  EXPECT_EQ(record.all_steps(), 44) << "those of the fit count";
+}
+
 // The gradients of the others have no effect, so they do not count in the norm, and they skip no step.
 TEST(SingleDevice, CountsOnlyGradientsOfTheParametersThatTheOptimizerHas) {
   struct Two : torch::nn::Module {

@@ -32,6 +32,10 @@ class RunChoices : public testing::Test {
     write_file(fs_, path(name) + "/run.json", to_json({.id = "1", .launches = 1, .launch = launch}));
   }
 
+  void save(const std::string& name) const {
+    std::filesystem::create_directories(path(name) + "/checkpoints/step-0000000001");
+  }
+
   TempDir dir_;
   FileSystem& fs_ = real_file_system();
 };
@@ -79,11 +83,14 @@ TEST_F(RunChoices, OfAJobThatIsQueuedAgainComeInTheSameOrder) {
 
 TEST_F(RunChoices, ContinueTheNewestRunIfAsked) {
   EXPECT_THAT([&] { choose({.id = "a"}, /*newest=*/true); },
-              ThrowsMessage<CheckpointError>(HasSubstr("found no run " + path("*") + ", expected one to continue")));
+              ThrowsMessage<CheckpointError>(
+                  HasSubstr("found no run " + path("*") + " with a checkpoint, expected one to continue")));
   EXPECT_FALSE(std::filesystem::exists(path(""))) << "nothing was created";
   record("9", {.id = "a"});
+  save("9");
   record("10", {.id = "b"});
-  std::filesystem::create_directories(path("11"));  // a start that died before its run began
+  save("10");
+  record("11", {.id = "d"});  // a start that died before its first save
   EXPECT_EQ(choose({.id = "c"}, /*newest=*/true), path("10"));
   EXPECT_EQ(choose({.id = "c"}), path("12"));
 }

@@ -142,6 +142,7 @@ TEST(Safetensors, RejectsTensorsThatItCouldNotRead) {
       {{{"__metadata__", "F32", {2}, bytes(8)}}, "not __metadata__"},
       {{{"a", "F32", {2}, bytes(7)}}, "a: found 7 bytes, expected 8"},
       {{{"a", "f32", {2}, bytes(8)}}, "a: unknown dtype f32"},
+      {{{"a", "F4", {2}, bytes(1)}}, "a: lockstep does not support the dtype F4"},
       {{{"a", "U8", {-1}, bytes(1)}}, "expected a shape of less than 2^63 bytes"},
       {{{"a", "U8", std::vector<std::int64_t>(17, 1), bytes(1)}}, "a: found 17 dimensions, expected at most 16"},
       {{{"\xff", "U8", {1}, bytes(1)}}, "the name or metadata text '\xef\xbf\xbd' is not UTF-8"},

@@ -58,6 +58,12 @@ TEST(TorchPickle, ReadsParametersAndUntypedStorages) {
   EXPECT_EQ(tensors[0].dtype, "float32");
   EXPECT_EQ(tensors[1].dtype, "uint16");
   EXPECT_EQ(tensors[1].storage_bytes, 4);
+  for (const std::string dtype : {"complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}) {
+    const std::string tensor =
+        made("torch._utils", "_rebuild_tensor_v3",
+             {untyped, integer(0), integers({1}), integers({1}), "\x89", hooks, global("torch", dtype)});
+    EXPECT_EQ(parse(dictionary({{"t", tensor}})).front().dtype, dtype);
+  }
 }
 
 TEST(TorchPickle, FindsTheOnlyDictionaryOfTensors) {
@@ -73,11 +79,43 @@ TEST(TorchPickle, FindsTheOnlyDictionaryOfTensors) {
               HasSubstr("found no key net; the keys are: args (the Python object argparse.Namespace), "
                         "epoch (an integer), model (a dictionary), optimizer (a dictionary)"));
   EXPECT_THAT(fault(file, "epoch"), HasSubstr("epoch: found an integer, expected a dictionary of tensors"));
-  EXPECT_THAT(fault(file, "optimizer"), HasSubstr("state: found a dictionary, expected a tensor"));
+  EXPECT_THAT(fault(file, "optimizer"),
+              HasSubstr("optimizer: found entries that are no tensors: state (a dictionary), lr (an integer)"));
   EXPECT_THAT(fault(dictionary({{"a", weights}, {"b", weights}})),
               AllOf(HasSubstr("found 2 dictionaries of tensors, expected one; the keys are: a (a dictionary)"),
                     HasSubstr("name one: load_tensors(file, \"a\")")));
-  EXPECT_THAT(fault(dictionary({{"a", dictionary({{"b", weights}})}})), HasSubstr("found 0 dictionaries of tensors"));
+  EXPECT_THAT(fault(dictionary({{"a", dictionary({{"b", weights}})}})),
+              AllOf(HasSubstr("found 0 dictionaries of tensors"),
+                    HasSubstr(R"(save that part alone: torch.save(torch.load(old)["a"]["b"], "weights.pt"))")));
+}
+
+TEST(TorchPickle, NamesWhatIsNoTensorBesideTheTensors) {
+  const std::string state =
+      dictionary({{"w", two_floats()}, {"b", two_floats()}, {"_extra_state", "N"}, {"version", integer(2)}});
+  const std::string others = "found entries that are no tensors: _extra_state (None or a number), version (an integer)";
+  EXPECT_THAT(fault(state),
+              AllOf(testing::StartsWith(others),
+                    HasSubstr("torch.save({k: v for k, v in model.state_dict().items() if torch.is_tensor(v)}, ")));
+  const std::string file = dictionary({{"epoch", integer(3)}, {"rng", two_floats()}, {"state_dict", state}});
+  for (const std::string key : {"", "state_dict"}) {
+    EXPECT_THAT(fault(file, key),
+                AllOf(testing::StartsWith("state_dict: " + others),
+                      HasSubstr(R"({k: v for k, v in torch.load(old)["state_dict"].items() if torch.is_tensor(v)})")));
+  }
+}
+
+// A search through it for each of these names would take minutes.
+TEST(TorchPickle, LooksOnceThroughADictionaryThatHasManyNames) {
+  constexpr int kCount = 200'000;
+  std::string inner;
+  std::string outer;
+  for (int i = 0; i < kCount; ++i) {
+    inner += text("w") + "h\1";
+    outer += text("a") + "h\2";
+  }
+  const std::string first = text("w") + two_floats() + "q\1";
+  EXPECT_THAT(fault("}(" + text("b") + "}q\2(" + first + inner + "u" + outer + "u"),
+              HasSubstr("found 200001 dictionaries of tensors"));
 }
 
 TEST(TorchPickle, NamesPythonObjectsAndMakesNone) {
@@ -92,7 +130,8 @@ TEST(TorchPickle, NamesPythonObjectsAndMakesNone) {
       fault(dictionary(
                 {{"model", dictionary({{"w", two_floats()}, {"q", made("torch._utils", "_rebuild_qtensor", {})}})}}),
             "model"),
-      HasSubstr("q: found the Python object torch._utils._rebuild_qtensor, expected a tensor"));
+      AllOf(HasSubstr("model: found entries that are no tensors: q (the Python object torch._utils._rebuild_qtensor)"),
+            HasSubstr("save plain tensors")));
   EXPECT_THAT(fault(two_floats()), HasSubstr("found a tensor, expected a dictionary"));
 }
 
@@ -125,8 +164,10 @@ TEST(TorchPickle, RefusesElementsOutsideOfTheStorage) {
 
 TEST(TorchPickle, RefusesDamagedDescriptions) {
   EXPECT_THAT(fault_of_tensor(tensor(storage("OddStorage", "0", 2), 0, {2}, {1})),
-              HasSubstr("unknown dtype: torchOddStorage"));
+              HasSubstr("unknown dtype: torch.OddStorage"));
   EXPECT_THAT(fault_of_tensor(tensor(text("0"), 0, {2}, {1})), HasSubstr("w: its storage has no description"));
+  EXPECT_THAT(fault_of_tensor(tensor(storage("FloatStorage", std::string(65, '0'), 2), 0, {2}, {1})),
+              HasSubstr("w: its storage has no name of at most 64 bytes"));
   EXPECT_THAT(fault_of_tensor(made("torch._utils", "_rebuild_tensor_v2", {})), HasSubstr("w: it has 0 arguments"));
   EXPECT_THAT(fault_of_tensor(made("torch._utils", "_rebuild_parameter", {text("x")})), HasSubstr("found a text"));
   EXPECT_THAT(fault(dictionary({{"w", two_floats()}, {"w", two_floats()}})), HasSubstr("found the key w twice"));
@@ -161,7 +202,8 @@ TEST(TorchPickle, RefusesWhatIsNoPickleOfTorchSave) {
 
 TEST(TorchPickle, FollowsNoCircles) {
   EXPECT_THAT(fault("}q\1(" + text("me") + "h\1u"), HasSubstr("found 0 dictionaries of tensors"));
-  EXPECT_THAT(fault("}q\1(" + text("me") + "h\1u", "me"), HasSubstr("me: found a dictionary, expected a tensor"));
+  EXPECT_THAT(fault("}q\1(" + text("me") + "h\1u", "me"),
+              HasSubstr("me: found entries that are no tensors: me (a dictionary)"));
   EXPECT_THAT(fault("]q\1h\1a"), HasSubstr("found a list"));
   EXPECT_THAT(fault(")" + std::string(100'000, '\x85')), HasSubstr("found a tuple"));
 }

@@ -152,7 +152,7 @@ TEST(StallWatch, EndsARunWhoseRanksAllWaitBetweenSteps) {
 }
 
 TEST(StallWatch, TakesWorkBetweenStepsAsLife) {
-  for (const Phase phase : {Phase::prepare, Phase::callback, Phase::save, Phase::validation}) {
+  for (const Phase phase : {Phase::prepare, Phase::program, Phase::callback, Phase::save, Phase::validation}) {
     SCOPED_TRACE(to_string(phase));
     Watched busy({in_phase(phase)});
     EXPECT_THAT(busy.pass(1000s, [&] { busy[0].process.cpu_ticks += 2; }), IsEmpty());
@@ -178,6 +178,18 @@ TEST(StallWatch, NeverJudgesACallbackNorThoseThatWaitForIt) {
     EXPECT_THAT(findings[0].lines[0], HasSubstr("rank 0 is behind"));
     EXPECT_THAT(findings[0].lines[1], HasSubstr("rank 0: step 812, callback"));
   }
+}
+
+// A loop by hand that waits for another rank outside of its steps; the rest of a step has the limit.
+TEST(StallWatch, JudgesTheStepsOfALoopByHandAndNotTheCodeAroundThem) {
+  Watched ranks({in_phase(Phase::program), in_collective(1, Operation::all_reduce)});
+  const auto findings = ranks.pass(1000s);
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_FALSE(findings[0].ends_the_run);
+  EXPECT_THAT(findings[0].lines[0], HasSubstr("rank 0 is behind"));
+  EXPECT_THAT(findings[0].lines[1], HasSubstr("rank 0: step 812, the program's own code"));
+  ranks[0].view.phase = Phase::data;
+  EXPECT_TRUE(ranks.pass(301s).back().ends_the_run);
 }
 
 TEST(StallWatch, EndsWhatDoesNotEndAfterItsWork) {

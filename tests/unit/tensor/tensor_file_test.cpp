@@ -9,10 +9,12 @@
 #include <lockstep/base/error.h>
 #include <lockstep/tensor/tensor_file.h>
 
+#include "storage/safetensors_item_size.h"
 #include "support/message_of.h"
 #include "support/runs.h"
 #include "support/temp_dir.h"
 #include "support/tensors.h"
+#include "tensor/dtype_names.h"
 
 namespace lockstep {
 namespace {
@@ -40,6 +42,12 @@ TEST(TensorFile, LoadsSavedTensors) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1) << "nothing is left over";
   std::filesystem::create_symlink("weights.safetensors", dir.path() / "link");
   expect_equal(load_tensors(dir.path() / "link"), some_tensors());
+}
+
+TEST(TensorFile, HasDtypesOfTheSizesThatLibTorchKnows) {
+  for (const auto& [type, name] : kDtypeNames) {
+    EXPECT_EQ(safetensors_item_size(name), static_cast<std::int64_t>(c10::elementSize(type))) << name;
+  }
 }
 
 TEST(TensorFile, HoldsTheValuesOfALazyConjugate) {

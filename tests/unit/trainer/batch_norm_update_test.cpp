@@ -17,6 +17,7 @@
 
 #include "support/at_stage.h"
 #include "support/borrowed.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/thread_world.h"
 #include "support/tiny_task.h"
@@ -160,6 +161,21 @@ TEST(BatchNormUpdate, IsLeftOutByAStopForWhichNobodyWaits) {
     trainer.add(std::make_shared<WeightAverage>(WeightAverageOptions{.at_end = true, .batch_norm_steps = 5}));
     trainer.fit(task, data);
     EXPECT_EQ(task.seen.size(), kind == StopKind::program ? 5U : 0U);
+  }
+}
+
+TEST(BatchNormUpdate, IsLeftOutWithoutAnAverage) {
+  for (const std::int64_t first_step : {8, 7}) {
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, in_memory({.max_epochs = 0, .max_steps = 7, .batch_size = 12}));
+    NormedTask<torch::nn::BatchNorm1d> task;
+    DataLoader data(tiny_data(120), plan.loader, world);
+    Trainer trainer(plan, world);
+    trainer.add(std::make_shared<WeightAverage>(
+        WeightAverageOptions{.first_step = first_step, .at_end = true, .batch_norm_steps = 5}));
+    const CapturedStderr silent;
+    trainer.fit(task, data);
+    EXPECT_EQ(task.seen.size(), first_step == 7 ? 5U : 0U);
   }
 }
 

@@ -92,6 +92,23 @@ TEST(EarlyStopping, WarnsIfTheTrainingEndsBeforeItsMetric) {
   EXPECT_THAT(printed(0), testing::Not(HasSubstr(warning)));
 }
 
+TEST(EarlyStopping, WarnsIfItsMetricWasNeverFinite) {
+  World world = World::single(c10::kCPU);
+  TrainConfig config = in_memory({.max_epochs = 2});
+  config.optim.non_finite = NonFinitePolicy::skip;
+  config.checkpoint.monitor = "val_loss";
+  const auto printed = [&](const std::vector<double>& losses) {
+    CapturedStderr captured;
+    train(config, world, losses, {});
+    return captured.text();
+  };
+  EXPECT_THAT(printed({kNan, kNan}), AllOf(HasSubstr("EarlyStopping: found no finite value of val_loss"),
+                                           HasSubstr("--checkpoint.monitor: found no finite value of val_loss"),
+                                           testing::Not(HasSubstr("was measured"))));
+  EXPECT_THAT(printed({kNan, 4}),
+              testing::Not(testing::AnyOf(HasSubstr("no finite value"), HasSubstr("was measured"))));
+}
+
 TEST(EarlyStopping, KnowsEveryReason) {
   struct Case {
     std::vector<double> losses;

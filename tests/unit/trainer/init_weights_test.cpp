@@ -1,8 +1,8 @@
 // Runs that begin with the weights of another one.
-#include "checkpoint/init_weights.h"
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -183,11 +183,13 @@ TEST_F(InitWeights, TakeTheDtypeOfTheRunUnderOtherNamesToo) {
   EXPECT_TRUE(at::equal(bias, at::full({1}, 0.2, at::kHalf).to(at::kFloat)));
 }
 
-TEST_F(InitWeights, MayBeBesideTheRunThatFreshRenames) {
-  std::filesystem::create_directories(path("run/checkpoints"));
-  std::filesystem::create_directories(path("other"));
-  EXPECT_THROW(check_init_weights(path("run/checkpoints"), path("run")), CheckpointError);
-  EXPECT_NO_THROW(check_init_weights(path("other"), path("run")));
+TEST_F(InitWeights, ThatCannotBeLoadedAreNamedWithTheFlag) {
+  std::filesystem::create_directories(path("empty"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { train(config("", path("empty"))); }),
+              testing::StartsWith("--init_weights: " + path("empty") + ": it has no readable checkpoint"));
+  std::ofstream(path("broken.pt")) << "no file of weights";
+  EXPECT_THAT(message_of<CheckpointError>([&] { train(config("", path("broken.pt"))); }),
+              testing::StartsWith("--init_weights: " + path("broken.pt") + ": "));
 }
 
 TEST_F(InitWeights, ThatDoNotFitAreRefused) {

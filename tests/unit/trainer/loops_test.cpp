@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 /// The steps after which a run of 12 steps, 4 per epoch, validates.
 std::vector<std::int64_t> validations(TrainConfig config, World& world, std::vector<std::int64_t> stops = {12}) {
@@ -235,6 +237,50 @@ TEST(Minimum, IsAtMostTheMaximum) {
       [] { Session::single(in_memory({.max_epochs = 2, .max_steps = 5, .min_epochs = 3, .min_steps = 6})); });
   EXPECT_THAT(text, HasSubstr("min_steps 6 with config.max_steps 5: the run ends earlier"));
   EXPECT_THAT(text, HasSubstr("min_epochs 3 with config.max_epochs 2: the run ends earlier"));
+}
+
+TEST(Minimum, ThatALimitCutsOffIsRefusedAtTheStart) {
+  const auto message = [](TrainConfig config) {
+    config.batch_size = 2;
+    Session session = Session::single(in_memory(std::move(config)));
+    TinyTask task;
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    return message_of<ConfigError>([&] { Trainer(session).fit(task, data); });
+  };
+  EXPECT_EQ(message({.max_epochs = 5, .min_steps = 41}),
+            "--min_steps 41 with --max_epochs 5 of 8 steps: the run ends at step 40 | raise the maximum, or leave out "
+            "the minimum");
+  EXPECT_THAT(message({.max_epochs = 0, .max_steps = 15, .min_epochs = 2}),
+              HasSubstr("--min_epochs 2 with --max_steps 15, where an epoch has 8 steps: the run ends earlier"));
+}
+
+TEST(Minimum, ThatALimitCutsOffIsAWarningWhereTheLengthOfAnEpochIsNotKnown) {
+  class OfUnknownLength final : public BatchSource {
+   public:
+    explicit OfUnknownLength(DataLoader& loader) : loader_(loader) {}
+    const StepBatches* next() override { return loader_.next(); }
+    std::optional<std::int64_t> steps_per_epoch() const override { return std::nullopt; }
+    LoaderPosition position() const override { return loader_.position(); }
+    void seek(const LoaderPosition& position) override { loader_.seek(position); }
+
+   private:
+    DataLoader& loader_;
+  };
+  const auto warnings = [](TrainConfig config) {
+    config.batch_size = 2;
+    Session session = Session::single(in_memory(std::move(config)));
+    TinyTask task;
+    DataLoader loader(tiny_data(16), session.plan.loader, session.world);
+    OfUnknownLength data(loader);
+    CapturedStderr captured;
+    Trainer(session).fit(task, data);
+    return captured.text();
+  };
+  EXPECT_THAT(warnings({.max_epochs = 2, .min_steps = 17}),
+              HasSubstr("--min_steps 17 was not reached: --max_epochs 2 ended the training at step 16"));
+  EXPECT_THAT(warnings({.max_epochs = 0, .max_steps = 15, .min_epochs = 2}),
+              HasSubstr("--min_epochs 2 was not reached: --max_steps 15 ended the training at step 15"));
+  EXPECT_THAT(warnings({.max_epochs = 2, .min_steps = 16}), Not(HasSubstr("was not reached")));
 }
 
 TEST(FastDevRun, TriesEverythingAndWritesNothing) {

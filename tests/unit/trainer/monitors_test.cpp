@@ -573,6 +573,36 @@ TEST(LrRange, WorksInEveryPrecision) {
   }
 }
 
+/// The loss of a batch varies by half of it.
+LrRange range_of_noisy_losses(std::uint64_t seed, const LrRangeOptions& options) {
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, monitored(8));
+  at::manual_seed(seed);
+  const at::Tensor x = at::randn({512, 4});
+  DataLoader data(tensor_dataset(x, x.sum(1, true)), plan.loader, world);
+  TinyTask task(adamw({.lr = 1e-3}));
+  return find_lr(plan, world, task, data, options);
+}
+
+TEST(LrRange, SuggestsARateAtWhichNoisyLossesFall) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const LrRange range = range_of_noisy_losses(seed, {.min_lr = 1e-6, .max_lr = 10});
+    EXPECT_GT(range.losses.size(), 70U) << "seed " << seed << ": the first losses are no divergence";
+    ASSERT_TRUE(range.suggestion) << "seed " << seed;
+    EXPECT_GT(*range.suggestion, 0.002) << "seed " << seed;  // they fall from 0.02 to 0.3
+    EXPECT_LT(*range.suggestion, 1) << "seed " << seed;
+  }
+}
+
+TEST(LrRange, SuggestsNothingWhereLossesOnlyVary) {
+  const CapturedStderr silent;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const LrRange range = range_of_noisy_losses(seed, {.min_lr = 1e-12, .max_lr = 1e-9});
+    EXPECT_EQ(range.losses.size(), 100U) << "seed " << seed;
+    EXPECT_FALSE(range.suggestion) << "seed " << seed << ": " << *range.suggestion;
+  }
+}
+
 TEST(LrRange, SuggestsNothingWhereTheLossDoesNotFall) {
   EXPECT_FALSE(range_on(1, {.min_lr = 1e-12, .max_lr = 1e-11, .steps = 15}).suggestion);
 }

@@ -51,6 +51,29 @@ std::vector<Named> optimizers() {
           {"schedule_free_adamw", schedule_free_adamw({.lr = 0.02, .weight_decay = 0.1, .r = 1})}};
 }
 
+/// Those that refuse half parameters with their usual eps, with a larger one.
+std::vector<Named> optimizers_with_larger_eps() {
+  return {{"rmsprop", rmsprop({.lr = 0.01, .eps = 1e-3, .momentum = 0.5, .centered = true})},
+          {"adagrad", adagrad({.lr = 0.1, .lr_decay = 0.01, .eps = 1e-3})},
+          {"adamax", adamax({.lr = 0.02, .eps = 1e-3})},
+          {"nadam", nadam({.lr = 0.01, .eps = 1e-3})},
+          {"radam", radam({.lr = 0.01, .beta2 = 0.9, .eps = 1e-3})},
+          {"muon", muon({.lr = 0.02, .adamw = {.lr = 0.02, .eps = 1e-3}})},
+          {"prodigy", prodigy({.eps = 1e-3, .weight_decay = 0.1, .d0 = 1e-3})},
+          {"schedule_free_adamw", schedule_free_adamw({.lr = 0.02, .eps = 1e-3, .weight_decay = 0.1, .r = 1})}};
+}
+
+/// All of them, such that they train parameters of the precision.
+std::vector<Named> optimizers_for(Precision precision) {
+  std::vector<Named> found = optimizers();
+  if (precision == Precision::fp16) {
+    for (const Named& other : optimizers_with_larger_eps()) {
+      std::ranges::find(found, std::string_view(other.name), &Named::name)->make = other.make;
+    }
+  }
+  return found;
+}
+
 /// Prodigy looks at all parameters together.
 std::vector<Named> shardable_optimizers() {
   auto found = optimizers();
@@ -140,8 +163,9 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
 TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
   Sweep sweep("resumed optimizers");
   int ranks = 1;
-  for (const Named& optimizer : optimizers()) {
-    for (const Precision precision : {Precision::fp32, Precision::fp64, Precision::bf16, Precision::fp16_mixed}) {
+  for (const Precision precision :
+       {Precision::fp32, Precision::fp64, Precision::bf16, Precision::fp16, Precision::fp16_mixed}) {
+    for (const Named& optimizer : optimizers_for(precision)) {
       const TempDir dir;
       TrainConfig config = base(optimizer, precision);
       NamedTensors straight;
@@ -166,12 +190,35 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
       const bool same = are_equal(resumed, straight);
       EXPECT_TRUE(same) << optimizer.name << ", precision " << static_cast<int>(precision) << ", " << ranks
                         << " ranks: " << largest_difference(resumed, straight);
+      for (const auto& [name, tensor] : resumed) {
+        EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << optimizer.name << ": " << name;
+      }
       sweep.count(same);
       ranks = 3 - ranks;
     }
-    ranks = 3 - ranks;  // each precision is trained with both
+    ranks = 3 - ranks;  // each optimizer is trained with both
   }
-  EXPECT_EQ(sweep.points(), 16 * 4);
+  EXPECT_EQ(sweep.points(), 16 * 5);
+}
+
+TEST(OptimizerSweep, HalfParametersAreTrainedOrRefused) {
+  Sweep sweep("optimizers of half parameters");
+  const std::vector<Named> refused = optimizers_with_larger_eps();
+  thread_world(1, [&](World& world) {
+    for (const Named& optimizer : optimizers()) {
+      NamedTensors found;
+      const std::string message =
+          message_of([&] { found = train(optimizer.make, world, base(optimizer, Precision::fp16)); });
+      const bool is_refused =
+          std::ranges::find(refused, std::string_view(optimizer.name), &Named::name) != refused.end();
+      EXPECT_EQ(message.find("which is 0 in fp16") != std::string::npos, is_refused) << optimizer.name << message;
+      const bool is_finite = std::ranges::all_of(
+          found, [](const auto& entry) { return entry.second.isfinite().all().template item<bool>(); });
+      EXPECT_TRUE(is_finite) << optimizer.name;
+      sweep.count(is_finite);
+    }
+  });
+  EXPECT_EQ(sweep.points(), 16);
 }
 
 /// Trains in parts, each of which resumes the one before; the results of the last part, by rank.

@@ -7,6 +7,7 @@
 #include <lockstep/trainer/callbacks.h>
 
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -65,6 +66,19 @@ TEST(ReduceOnPlateau, ReducesTheRatesAsTorchDoes) {
                   ElementsAre(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1));
     });
   }
+}
+
+TEST(ReduceOnPlateau, SaysOnlyWhatItHasReduced) {
+  World world = World::single(c10::kCPU);
+  CapturedStderr captured;
+  rates(in_memory({.max_epochs = 10}), world, {.factor = 0.5, .patience = 0, .min_lr = 0.04});
+  const std::string text = captured.text();
+  std::vector<std::string> told;
+  const std::string begin = "the learning rate is ";
+  for (auto at = text.find(begin); at != std::string::npos; at = text.find(begin, at + 1)) {
+    told.push_back(text.substr(at + begin.size(), text.find(" now", at) - at - begin.size()));
+  }
+  EXPECT_THAT(told, ElementsAre("0.05", "0.04"));
 }
 
 TEST(ReduceOnPlateau, IsMultipliedWithTheSchedule) {

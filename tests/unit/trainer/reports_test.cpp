@@ -18,6 +18,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
+#include <lockstep/metrics/classification.h>
 #include <lockstep/metrics/regression.h>
 #include <lockstep/tensor/tensor_file.h>
 #include <lockstep/trainer/callbacks.h>
@@ -389,6 +390,36 @@ TEST(Reports, OfATerminalLeaveALineForEveryEpochAndValidation) {
   EXPECT_THAT(ran.lines[4], StartsWith("step 12 | epoch 3 | loss "));
 }
 
+TEST(Reports, HaveTheValuesOfALargeMetricInTheFilesAndNotOnTheConsole) {
+  class TaskWithAMatrix final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      confusion_.update(at::ones({4}, at::kLong), at::ones({4}, at::kLong));
+      return TinyTask::training_step(batch);
+    }
+    std::vector<metrics::NamedMetric> metrics() override { return {{"confusion", confusion_}}; }
+
+   private:
+    metrics::ConfusionMatrix confusion_{{.classes = 3}};
+  } task;
+  const TempDir dir;
+  TrainConfig config{
+      .compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"};
+  config.report.every_steps = 4;
+  Session session = Session::single(config);
+  const auto console = std::make_shared<RecordingConsole>(/*interactive=*/false);
+  SessionAccess::console(session) = console;
+  DataLoader data(tiny_data(16), session.plan.loader, session.world);
+  Trainer(session).fit(task, data);
+  const auto rows = rows_of(dir.path() / "run");
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0].value("confusion_1_1", 0.0), 16);
+  EXPECT_TRUE(rows[0].contains("confusion_2_2")) << rows[0];
+  EXPECT_THAT(console->lines, Contains(StartsWith("step 4 | epoch 1 | loss ")));
+  EXPECT_THAT(console->lines.back(), StartsWith("loss "));
+  EXPECT_THAT(join(console->lines, "\n"), Not(HasSubstr("confusion")));
+}
+
 TEST(Reports, EndWithTheFinalMetricsTheBestCheckpointAndTheTime) {
   const TempDir dir;
   const Ran ran = train(dir.path() / "run", /*interactive=*/true);
@@ -546,8 +577,43 @@ TEST(Reports, NameAProgramFlagThatChangedTheModel) {
   const auto error = error_of<CheckpointError>([&] { Trainer(session).fit(other, data); });
   EXPECT_THAT(error.what(), HasSubstr("the checkpoint does not match the model"));
   EXPECT_THAT(error.hint(),
-              StartsWith("--hidden was 64, is 32 now: --run_name NAME starts another run, --fresh renames this one "
-                         "and starts over; load it into the model"));
+              StartsWith("--hidden was 64, is 32 now: --run_dir NEW --init_weights " + session.plan.config.run_dir +
+                         " --checkpoint.allow_partial starts another run with those of its weights that fit, --fresh "
+                         "renames this one and starts over; load it into the model"));
+  const auto hint_with = [&](const std::string& resume) {
+    session.plan.config.resume = resume;
+    return error_of<CheckpointError>([&] { Trainer(session).fit(other, data); }).hint();
+  };
+  const std::string partial = " --checkpoint.allow_partial instead of --resume ";
+  EXPECT_THAT(hint_with("last"), HasSubstr("--run_dir NEW --init_weights " + session.plan.config.run_dir + partial +
+                                           "starts another run with those of its weights that fit; load it"));
+  const std::string from = session.plan.config.run_dir;
+  session.plan.config.run_dir = (dir.path() / "new").string();
+  EXPECT_THAT(hint_with(from), HasSubstr("now: --init_weights " + from + partial +
+                                         "begins with those of its weights that fit; load it"));
+}
+
+TEST(Reports, NameThePrecisionAndTheProgramFlagThatChangedTheOptimizer) {
+  const TempDir dir;
+  Session session = Session::single(
+      {.compute_setup = ComputeSetup::cpu, .max_epochs = 1, .batch_size = 4, .run_dir = dir.path() / "run"});
+  const auto start_with = [&](Precision precision, const std::string& name, const OptimizerSpec& optimizer) {
+    session.plan.config.precision = precision;
+    session.plan.facts.program_values = {{.name = "optimizer", .text = name, .is_text = true}};
+    TinyTask task(optimizer);
+    DataLoader data(tiny_data(16), session.plan.loader, session.world);
+    Trainer(session).fit(task, data);
+  };
+  start_with(Precision::fp32, "adamw", adamw({.lr = 0.01}));
+  const std::string another = " now: --run_dir NEW --init_weights " + session.plan.config.run_dir +
+                              " starts another run with its weights, --fresh renames this one and starts over";
+  const auto half = error_of<CheckpointError>([&] { start_with(Precision::bf16, "adamw", adamw({.lr = 0.01})); });
+  EXPECT_THAT(half.what(), HasSubstr("weight is Float [1, 4], expected BFloat16 [1, 4]"));
+  EXPECT_EQ(half.hint(), "--precision was fp32, is bf16" + another);
+  const auto sgd_state = error_of<CheckpointError>([&] { start_with(Precision::fp32, "sgd", sgd({.lr = 0.01})); });
+  EXPECT_THAT(sgd_state.what(), HasSubstr("the optimizer state does not match"));
+  EXPECT_THAT(sgd_state.hint(), StartsWith("--optimizer was adamw, is sgd" + another +
+                                           "; resume with the optimizer and parameter groups"));
 }
 
 // A callback that a run did not have before has nothing to load.

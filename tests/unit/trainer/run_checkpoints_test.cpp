@@ -19,6 +19,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/parallel/sync_batch_norm.h>
+#include <lockstep/storage/safetensors.h>
 #include <lockstep/trainer/callbacks.h>
 #include <lockstep/trainer/trainer.h>
 
@@ -148,6 +149,25 @@ TEST(RunCheckpoints, InTheBackgroundAreThoseOfTheForeground) {
                 read_text(directory.path() / "async" / "checkpoints" / step / file))
           << step << '/' << file;
     }
+  }
+}
+
+TEST(RunCheckpoints, HaveTheOtherNamesOfTiedWeights) {
+  struct Tied final : public TinyTask {
+    Tied() { net_->register_parameter("again", net_->weight); }
+  };
+  const TempDir directory;
+  for (const bool weights_only : {false, true}) {
+    TrainConfig config = config_in(directory.path() / (weights_only ? "weights" : "all"));
+    config.checkpoint.weights_only = weights_only;
+    Session session = Session::single(config);
+    Tied task;
+    DataLoader data(tiny_data(20), session.plan.loader, session.world);
+    Trainer(session).fit(task, data);
+    const auto file = newest_checkpoint(config.run_dir) / "model.safetensors";
+    const SafetensorsReader reader(real_file_system().open(file), file.string());
+    EXPECT_THAT(reader.metadata(), ElementsAre(testing::Pair("again", "weight"), testing::Pair("format", "pt")));
+    EXPECT_EQ(reader.entries().size(), 2U) << "weight and bias";
   }
 }
 
@@ -374,6 +394,16 @@ TEST(RunCheckpoints, ThatDoNotExistAreNamedWithTheFlag) {
   config.resume = (directory.path() / "missing").string();
   EXPECT_THAT([&] { train(config); }, ThrowsMessage<CheckpointError>(testing::StartsWith(
                                           "--resume: " + config.resume + ": No such file or directory")));
+}
+
+TEST(RunCheckpoints, AreNoFilesOfWeights) {
+  const TempDir directory;
+  TrainConfig config = config_in(directory.path() / "run");
+  config.resume = (directory.path() / "weights.pt").string();
+  std::ofstream(config.resume) << "weights";
+  const auto error = error_of<CheckpointError>([&] { train(config); });
+  EXPECT_EQ(error.what(), "--resume: " + config.resume + ": it is a file, expected a checkpoint or a run directory");
+  EXPECT_THAT(error.hint(), HasSubstr("--init_weights begins a training with them"));
 }
 
 TEST(RunCheckpoints, OfAnotherKindOfDeviceGoOnWithNewRandomNumbers) {

@@ -534,6 +534,17 @@ TEST(Trainer, DrivesAnOptimizerWithAClosure) {
   }
 }
 
+TEST(Trainer, SaysThatLbfgsNeedsAClosure) {
+  TinyTask task(OptimizerSpec([](ParamGroups groups) -> OptimizerPtr {
+    return std::make_unique<torch::optim::LBFGS>(std::move(groups), torch::optim::LBFGSOptions(1));
+  }));
+  Session session = Session::single(in_memory({.max_epochs = 1, .batch_size = 8}));
+  DataLoader data(tiny_data(8), session.plan.loader, session.world);
+  EXPECT_THAT(message_of([&] { Trainer(session).fit(task, data); }),
+              AllOf(StartsWith("optimizer 'main' is LBFGS, which needs a closure"),
+                    HasSubstr("override Task::optimize and call Step::optimizer().minimize()")));
+}
+
 TEST(Trainer, WeighsAMetricOfSomeMicroBatchesInAClosureAsWithoutOne) {
   class Some final : public TinyTask {
    public:

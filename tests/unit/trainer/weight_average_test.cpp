@@ -14,6 +14,7 @@
 
 #include "base/mapped.h"
 #include "support/at_stage.h"
+#include "support/captured_stderr.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
@@ -140,6 +141,19 @@ TEST(WeightAverage, CanBecomeTheWeightsAtTheEnd) {
   Training run;
   run.train(world, in_memory({.max_epochs = 2}), {.decay = 0.75, .at_end = true});
   EXPECT_TRUE(at::equal(run.task.weight(), run.averaged()));
+}
+
+TEST(WeightAverage, SaysThatItNeverBegan) {
+  World world = World::single(c10::kCPU);
+  const auto warnings = [&](std::int64_t first_epoch) {
+    Training run;
+    CapturedStderr captured;
+    run.train(world, in_memory({.max_epochs = 2}), {.first_epoch = first_epoch});
+    return captured.text();
+  };
+  EXPECT_THAT(warnings(3), HasSubstr("weight_average: the training ended at step 8 and averaged none (first_step 1, "
+                                     "first_epoch 3, every_steps 1)"));
+  EXPECT_THAT(warnings(2), testing::Not(HasSubstr("averaged none")));
 }
 
 TEST(WeightAverage, PutsTheWeightsBackAfterAFailedValidation) {

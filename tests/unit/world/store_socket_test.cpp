@@ -52,5 +52,13 @@ TEST(ReachStore, WaitsIfTheListenerEndsWithoutAnAnswer) {
   killed.join();
 }
 
+TEST(ReachStore, WaitsForTheAgentThatServesTheStore) {
+  const StoreListener bound = bind_store_listener("127.0.0.1", 0, /*listening=*/false);
+  Identity identity = with_store("127.0.0.1", std::to_string(bound.port));
+  identity.agent_store = true;
+  EXPECT_THAT([&] { reach_store(identity, std::chrono::milliseconds(1)); },
+              ThrowsMessage<CommError>(HasSubstr("torchrun's agent is missing")));
+}
+
 }  // namespace
 }  // namespace lockstep

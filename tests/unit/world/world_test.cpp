@@ -16,6 +16,8 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -35,6 +37,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
+using testing::ThrowsMessage;
 
 TEST(World, OfOneNeedsNobody) {
   World world = World::single(c10::Device(c10::kCPU));
@@ -149,6 +153,59 @@ TEST(World, RefusesReductionsThatNoBackendHas) {
     ASSERT_EQ(refused(at::kLong, Reduce::mean), "all-reduce: a tensor of dtype Long has no mean");
     ASSERT_EQ(refused(at::kComplexFloat, Reduce::max), "all-reduce: a tensor of dtype ComplexFloat has no maximum");
     ASSERT_EQ(refused(at::kLong, Reduce::sum), "");
+    world.barrier("still usable");
+  });
+}
+
+TEST(World, RefusesArgumentsOfItsOwnRankBeforeAnyoneWaits) {
+  const auto meta = [] { return at::empty({4}, at::device(at::kMeta)); };
+  const auto sparse = [] { return at::ones({4}).to_sparse(); };
+  const auto expanded = [] { return at::ones({1}).expand({4}); };
+  struct Case {
+    std::function<void(World&)> call;
+    std::string text;
+  };
+  const std::vector<Case> cases{
+      {[](World& world) { world.broadcast(at::ones({4}), 7); }, "broadcast: found root 7, expected a rank from 0 to "},
+      {[](World& world) { world.broadcast(at::ones({4}), -1); }, "broadcast: found root -1"},
+      {[](World& world) { world.broadcast(at::empty({0}), 7); }, "broadcast: found root 7"},
+      {[](World& world) { static_cast<void>(world.broadcast_bytes("abc", 7)); }, "broadcast of bytes: found root 7"},
+      {[](World& world) { world.broadcast(at::Tensor()); }, "broadcast: found an undefined tensor"},
+      {[&](World& world) { world.broadcast(meta()); }, "broadcast: found a tensor on the meta device"},
+      {[&](World& world) { world.broadcast(sparse()); }, "broadcast: found a sparse tensor"},
+      {[&](World& world) { world.broadcast(expanded()); }, "broadcast: found an expanded tensor"},
+      {[](World& world) { world.all_reduce(at::Tensor(), Reduce::sum); }, "all-reduce: found an undefined tensor"},
+      {[&](World& world) { world.all_reduce(meta(), Reduce::sum); }, "all-reduce: found a tensor on the meta device"},
+      {[&](World& world) { world.all_reduce(sparse(), Reduce::sum); }, "all-reduce: found a sparse tensor"},
+      {[&](World& world) { world.all_reduce(expanded(), Reduce::sum); }, "all-reduce: found an expanded tensor"},
+      {[](World& world) { static_cast<void>(world.all_gather(at::Tensor())); },
+       "all_gather: found an undefined tensor"},
+      {[&](World& world) { static_cast<void>(world.all_gather(meta())); }, "all_gather: found a tensor on the meta"},
+      {[&](World& world) { static_cast<void>(world.all_gather(sparse())); }, "all_gather: found a sparse tensor"},
+  };
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [&](World& world) {
+      for (const Case& c : cases) {
+        const auto error = error_of<Error>([&] { c.call(world); });
+        EXPECT_EQ(error.exit_code(), ExitCode::failed) << c.text;
+        EXPECT_THAT(error.what(), StartsWith(c.text));
+      }
+      EXPECT_EQ(world.all_gather(expanded()).size(0), 4 * world.size()) << "its result is a new tensor";
+      world.barrier("still usable");
+    });
+  }
+}
+
+// LibTorch refuses to store the result, after the ranks have met.
+TEST(World, PassesOnAnErrorThatIsNotAboutOtherRanks) {
+  thread_world(2, [](World& world) {
+    at::Tensor columns;
+    {
+      const c10::InferenceMode inference;
+      columns = at::ones({4, 3}).t();
+    }
+    EXPECT_THAT([&] { world.all_reduce(columns, Reduce::sum); },
+                ThrowsMessage<c10::Error>(HasSubstr("inference tensor")));
     world.barrier("still usable");
   });
 }
