@@ -91,12 +91,17 @@ std::vector<std::int64_t> rows_of_ranks(const at::Tensor& tensor, World& world) 
 // What follows is checked before a rank waits for others. Throw: Error.
 
 void check_tensor(std::string_view what, const at::Tensor& tensor) {
-  const char* found = !tensor.defined()                 ? "an undefined tensor"
-                      : tensor.layout() != at::kStrided ? "a sparse tensor"
-                      : tensor.is_meta()                ? "a tensor on the meta device"
-                                                        : nullptr;
-  if (found != nullptr) {
-    throw Error(fmt::format("{}: found {}, expected a dense one with values", what, found));
+  const auto refuse = [&](const char* found, const char* hint) {
+    throw Error(fmt::format("{}: found {}, expected a dense tensor with values", what, found), hint);
+  };
+  if (!tensor.defined()) {
+    refuse("an undefined tensor", "give it a tensor on every rank; one of zeros if this rank has no values");
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse("a sparse tensor", "give it tensor.to_dense()");
+  }
+  if (tensor.is_meta()) {
+    refuse("a tensor on the meta device", "give it a tensor on the device of this rank, World::device()");
   }
 }
 
@@ -112,7 +117,8 @@ void check_in_place(std::string_view what, const at::Tensor& tensor) {
 
 void check_root(std::string_view what, int root, int size) {
   if (root < 0 || root >= size) {
-    throw Error(fmt::format("{}: found root {}, expected a rank from 0 to {}", what, root, size - 1));
+    throw Error(fmt::format("{}: found root {}, expected a rank from 0 to {}", what, root, size - 1),
+                "the root is the rank whose values all ranks get; rank 0 is the default");
   }
 }
 

@@ -70,8 +70,8 @@ struct WorldAccess {
   /// Collective. Another world of the same ranks and device, whose collectives may have another order on each rank than
   /// those of `world`. It shows its progress in the same record.
   static World second(World& world, std::string_view purpose);
-  /// Collective the first time. The second world of the collectives in backwards of the program; `world` itself at size
-  /// 1.
+  /// Collective the first time. A second() world for what the program sends in a backward; with one rank `world`
+  /// itself.
   static World& of_backwards(World& world);
   /// Undefined at size 1.
   static const c10::intrusive_ptr<c10d::ProcessGroup>& group(const World& world);

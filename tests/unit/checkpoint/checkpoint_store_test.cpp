@@ -149,6 +149,23 @@ void expect_none(const std::vector<std::exception_ptr>& thrown) {
   }
 }
 
+/// The directories of two_nodes(): each node has one of its own.
+struct TwoNodes {
+  CheckpointConfig config{.per_node = true};
+  TempDir directory{};
+  std::filesystem::path of(int node) const { return directory.path() / ("node_" + std::to_string(node)); }
+  CheckpointStore open(World& world, FileSystem& disk = real_file_system()) const {
+    return {of(world.rank()), config, world, 0, disk};
+  }
+  void save_steps_1_and_2() const {
+    expect_none(two_nodes([&](World& world) {
+      CheckpointStore store = open(world);
+      store.save(1, checkpoint_contents(1));
+      store.save(2, checkpoint_contents(2));
+    }));
+  }
+};
+
 TEST(CheckpointStore, LoadsSavedContents) {
   OneRank one;
   CheckpointStore store = one.open();
@@ -314,24 +331,17 @@ TEST(CheckpointStore, NeverReplacesOrDeletesADamagedOne) {
 }
 
 TEST(CheckpointStore, DoesNotStartOverWhenAllAreDamaged) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
-  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
-  expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world);
-    store.save(1, checkpoint_contents(1));
-    store.save(2, checkpoint_contents(2));
-  }));
+  const TwoNodes nodes;
+  nodes.save_steps_1_and_2();
   for (const char* checkpoint : {"node_0/step-0000000001", "node_0/step-0000000002", "node_1/step-0000000001"}) {
-    damage(directory.path() / checkpoint);
+    damage(nodes.directory.path() / checkpoint);
   }
   expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world);
+    CheckpointStore store = nodes.open(world);
     EXPECT_EQ(store.load_latest()->step, 2) << "of the other node";
   }));
-  damage(directory.path() / "node_1/step-0000000002");
-  for (const std::exception_ptr& error :
-       two_nodes([&](World& world) { CheckpointStore(of(world), config, world).load_latest(); })) {
+  damage(nodes.of(1) / "step-0000000002");
+  for (const std::exception_ptr& error : two_nodes([&](World& world) { nodes.open(world).load_latest(); })) {
     ASSERT_TRUE(error);
     EXPECT_THAT([&] { std::rethrow_exception(error); },
                 ThrowsMessage<CheckpointError>(
@@ -375,53 +385,39 @@ TEST(CheckpointStore, DoesNotOpenIfValuesCannotBeRead) {
 }
 
 TEST(CheckpointStore, EndsOnEveryRankIfOneCannotRead) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
-  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
-  expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world);
-    store.save(1, checkpoint_contents(1));
-    store.save(2, checkpoint_contents(2));
-  }));
-  std::filesystem::remove_all(directory.path() / "node_0" / "step-0000000002");  // so the other node is asked for it
+  const TwoNodes nodes;
+  nodes.save_steps_1_and_2();
+  std::filesystem::remove_all(nodes.of(0) / "step-0000000002");  // so the other node is asked for it
   for (const std::exception_ptr& error : two_nodes([&](World& world) {
-         FailingReads disk(real_file_system(), of(world) / "step-0000000002" / "model.safetensors");
+         FailingReads disk(real_file_system(), nodes.of(world.rank()) / "step-0000000002" / "model.safetensors");
          disk.error = ETIMEDOUT;
-         CheckpointStore(of(world), config, world, 0, disk).load_latest();
+         nodes.open(world, disk).load_latest();
        })) {
     ASSERT_TRUE(error);
     EXPECT_THAT([&] { std::rethrow_exception(error); },
                 ThrowsMessage<IoError>(HasSubstr("node_1/step-0000000002/model.safetensors: Connection timed out")));
   }
-  expect_none(two_nodes([&](World& world) {
-    EXPECT_EQ(CheckpointStore(of(world), config, world).load_latest()->step, 2) << "the control";
-  }));
+  expect_none(two_nodes([&](World& world) { EXPECT_EQ(nodes.open(world).load_latest()->step, 2) << "the control"; }));
 }
 
 TEST(CheckpointStore, TakesTheSameOneOfAnotherNodeIfOneCannotRead) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
-  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
-  expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world);
-    store.save(1, checkpoint_contents(1));
-    store.save(2, checkpoint_contents(2));
-  }));
+  const TwoNodes nodes;
+  nodes.save_steps_1_and_2();
   for (const char* file : {"model.safetensors", "state.json"}) {
     expect_none(two_nodes([&](World& world) {
-      FailingReads disk(real_file_system(), of(world) / "step-0000000002" / file);
+      FailingReads disk(real_file_system(), nodes.of(world.rank()) / "step-0000000002" / file);
       disk.error = world.is_main() ? ESTALE : 0;
-      const auto stored = CheckpointStore(of(world), config, world, 0, disk).load_latest();
+      const auto stored = nodes.open(world, disk).load_latest();
       ASSERT_TRUE(stored);
       EXPECT_EQ(stored->step, 2) << file;
       expect_equal(stored->contents, checkpoint_contents(2));
     }));
   }
-  std::filesystem::remove(directory.path() / "node_1" / "step-0000000002" / "model.safetensors");
+  std::filesystem::remove(nodes.of(1) / "step-0000000002" / "model.safetensors");
   for (const std::exception_ptr& error : two_nodes([&](World& world) {
-         FailingReads disk(real_file_system(), of(world) / "step-0000000002" / "model.safetensors");
+         FailingReads disk(real_file_system(), nodes.of(world.rank()) / "step-0000000002" / "model.safetensors");
          disk.error = world.is_main() ? ESTALE : 0;
-         CheckpointStore(of(world), config, world, 0, disk).load_latest();
+         nodes.open(world, disk).load_latest();
        })) {
     ASSERT_TRUE(error);
     EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<IoError>(HasSubstr("Stale file handle")))
@@ -772,12 +768,10 @@ TEST(CheckpointStore, KeepsItsLockYoungAndNamesItIfItIsRemoved) {
 }
 
 TEST(CheckpointStore, KeepsACopyOnEveryNode) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
-  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+  const TwoNodes nodes;
   for (const bool background : {false, true}) {
     expect_none(two_nodes([&](World& world) {
-      CheckpointStore store(of(world), config, world);
+      CheckpointStore store = nodes.open(world);
       const int value = background ? 8 : 7;
       background ? store.save_in_background(value, checkpoint_contents(value + world.rank(), world.rank()))
                  : store.save(value, checkpoint_contents(value + world.rank(), world.rank()));
@@ -785,16 +779,15 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
     }));
     for (const char* file : {"model.safetensors", "rng-0.bin", "rng-1.bin", "state.json", "MANIFEST.json"}) {
       const std::string step = background ? "step-0000000008" : "step-0000000007";
-      EXPECT_FALSE(read_text(directory.path() / "node_0" / step / file).empty());
+      EXPECT_FALSE(read_text(nodes.of(0) / step / file).empty());
       if (std::string(file) != "MANIFEST.json") {
-        EXPECT_EQ(read_text(directory.path() / "node_0" / step / file),
-                  read_text(directory.path() / "node_1" / step / file));
+        EXPECT_EQ(read_text(nodes.of(0) / step / file), read_text(nodes.of(1) / step / file));
       }
     }
   }
-  std::filesystem::remove_all(directory.path() / "node_0");
+  std::filesystem::remove_all(nodes.of(0));
   expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world);
+    CheckpointStore store = nodes.open(world);
     ASSERT_EQ(store.latest(), 8);
     const CheckpointContents loaded = store.load(8);
     expect_equal(loaded, checkpoint_contents(8));
@@ -803,7 +796,7 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
   }));
   // One directory for both nodes is a mistake that is told.
   for (const std::exception_ptr& error :
-       two_nodes([&](World& world) { CheckpointStore(directory.path() / "shared", config, world); })) {
+       two_nodes([&](World& world) { CheckpointStore(nodes.directory.path() / "shared", nodes.config, world); })) {
     ASSERT_TRUE(error);
     EXPECT_THAT([&] { std::rethrow_exception(error); }, ThrowsMessage<CheckpointError>(HasSubstr("locked by")));
   }
@@ -811,11 +804,9 @@ TEST(CheckpointStore, KeepsACopyOnEveryNode) {
 
 TEST(CheckpointStore, KnowsTheBestOfAnotherNode) {
   for (const MonitorMode mode : {MonitorMode::min, MonitorMode::max}) {
-    const TempDir directory;
-    const CheckpointConfig config{.monitor = "val_loss", .mode = mode, .keep_best = 1, .per_node = true};
-    const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
+    const TwoNodes nodes{.config = {.monitor = "val_loss", .mode = mode, .keep_best = 1, .per_node = true}};
     expect_none(two_nodes([&](World& world) {
-      CheckpointStore store(of(world), config, world);
+      CheckpointStore store = nodes.open(world);
       EXPECT_FALSE(store.best());
       for (const auto& [step, loss] : {std::pair(1, "0.5"), std::pair(2, "0.25")}) {
         CheckpointContents contents = checkpoint_contents(step);
@@ -823,9 +814,9 @@ TEST(CheckpointStore, KnowsTheBestOfAnotherNode) {
         store.save(step, contents);
       }
     }));
-    std::filesystem::remove_all(directory.path() / "node_0");
+    std::filesystem::remove_all(nodes.of(0));
     expect_none(two_nodes([&](World& world) {
-      CheckpointStore store(of(world), config, world);
+      CheckpointStore store = nodes.open(world);
       const bool lower = mode == MonitorMode::min;
       EXPECT_EQ(store.best(), std::pair(std::int64_t{lower ? 2 : 1}, lower ? 0.25 : 0.5));
       EXPECT_EQ(store.load_best()->step, lower ? 2 : 1);
@@ -834,10 +825,9 @@ TEST(CheckpointStore, KnowsTheBestOfAnotherNode) {
 }
 
 TEST(CheckpointStore, RejectsOnEveryRankWhatAnotherNodeCannotStore) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
+  const TwoNodes nodes;
   for (const std::exception_ptr& error : two_nodes([&](World& world) {
-         CheckpointStore store(directory.path() / ("node_" + std::to_string(world.rank())), config, world);
+         CheckpointStore store = nodes.open(world);
          CheckpointContents contents = checkpoint_contents();
          contents.tensors["model"].emplace_back("z", at::zeros({2}, at::kComplexDouble));
          store.save(1, contents);
@@ -874,13 +864,11 @@ class FailingAllocator final : public c10::Allocator {
 thread_local int FailingAllocator::left = 0;
 
 TEST(CheckpointStore, LeavesNoThreadBehindWhenASaveInTheBackgroundBeginsOnOneNodeOnly) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
+  const TwoNodes nodes;
   const FailingAllocator allocator;
   SlowFileSystem slow;
-  const auto of = [&](const World& world) { return directory.path() / ("node_" + std::to_string(world.rank())); };
   expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world), config, world, 0, world.is_main() ? slow : real_file_system());
+    CheckpointStore store = nodes.open(world, world.is_main() ? slow : real_file_system());
     CheckpointContents contents;
     contents.tensors["model"].emplace_back("w", at::zeros({FailingAllocator::kMarked}, at::kByte));
     FailingAllocator::left = world.is_main() ? 0 : 2;
@@ -938,11 +926,9 @@ TEST(CheckpointStore, RejectsUnsupportedContents) {
 
 // As safetensors.torch.save_model() of Python writes them.
 TEST(CheckpointStore, WritesTheOtherNamesOfTiedWeightsIntoTheMetadata) {
-  const TempDir directory;
-  const CheckpointConfig config{.per_node = true};
-  const auto of = [&](int node) { return directory.path() / ("node_" + std::to_string(node)); };
+  const TwoNodes nodes;
   expect_none(two_nodes([&](World& world) {
-    CheckpointStore store(of(world.rank()), config, world);
+    CheckpointStore store = nodes.open(world);
     CheckpointContents contents = checkpoint_contents();
     contents.tied_names = {{"head", "layer.Float"}, {"format", "empty"}};
     store.save(1, contents);
@@ -953,7 +939,7 @@ TEST(CheckpointStore, WritesTheOtherNamesOfTiedWeightsIntoTheMetadata) {
   for (const int node : {0, 1}) {
     for (const char* step : {"step-0000000001", "step-0000000002"}) {
       const auto metadata = [&](const char* file) {
-        return SafetensorsReader(real_file_system().open(of(node) / step / file), file).metadata();
+        return SafetensorsReader(real_file_system().open(nodes.of(node) / step / file), file).metadata();
       };
       EXPECT_THAT(metadata("model.safetensors"), ElementsAre(Pair("format", "pt"), Pair("head", "layer.Float")));
       EXPECT_THAT(metadata("optimizer.safetensors"), ElementsAre(Pair("format", "pt")));
