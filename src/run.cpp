@@ -29,6 +29,7 @@
 #include "base/paths.h"
 #include "base/run_files.h"
 #include "base/run_pattern.h"
+#include "base/standard_output.h"
 #include "base/terminal.h"
 #include "config/invocation.h"
 #include "environment/job_end.h"
@@ -217,15 +218,15 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
   std::optional<std::string> config_text = is_rank ? environment.get(own_variables::kConfigText) : std::nullopt;
   const Invocation invocation = parse_invocation(defaults, std::span(argv).subspan(1), environment, flags, config_text);
   if (invocation.help) {
-    fmt::print("{}", help_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
+    write_output(help_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
     return 0;
   }
   if (invocation.help_all) {
-    fmt::print("{}", help_all_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
+    write_output(help_all_text(program, defaults, flags, probe_terminal(STDOUT_FILENO, environment).width));
     return 0;
   }
   if (invocation.print_config) {
-    fmt::print("{}", print_config_text(invocation, flags));
+    write_output(print_config_text(invocation, flags));
     return 0;
   }
   auto identity = detect_identity(environment);
@@ -251,7 +252,7 @@ int run_program(TrainConfig defaults, const Flags& flags, const std::vector<std:
                       "leave it out, or submit with sbatch");
   }
   if (invocation.dry_run) {
-    fmt::print("{}", dry_run_text(with_limit_of_this_machine(plan), identity));
+    write_output(dry_run_text(with_limit_of_this_machine(plan), identity));
     return 0;
   }
   if (const auto code = start_ranks(plan, identity, make_plan, argv, with_config_text(environment, config_text))) {
@@ -280,7 +281,9 @@ int run(const TrainConfig& defaults, const Flags& flags, int argc, char** argv,
       throw ConfigError("lockstep::run was called twice in this process",
                         "call it once, and train as often as you like inside its worker function");
     }
-    return run_program(defaults, flags, {argv, argv + argc}, worker);
+    const int code = run_program(defaults, flags, {argv, argv + argc}, worker);
+    ignore_stops_at_exit();
+    return code;
   } catch (...) {
     const Failure failure = current_failure();
     print_error(failure.text);

@@ -14,7 +14,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
-#include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint_store.h>
 #include <lockstep/world/world.h>
 
@@ -29,6 +28,7 @@
 #include "checkpoint/main_rank.h"
 #include "storage/names.h"
 #include "tensor/tensor_bytes.h"
+#include "world/warn_on_main.h"
 
 namespace lockstep {
 namespace {
@@ -154,9 +154,7 @@ struct CheckpointStore::Impl {
           kept.found_damaged(candidate.step);
         }
         damaged.push_back(step_name(candidate.step));
-        if (world.is_main()) {
-          log_warning(error.what());
-        }
+        warn_on_main(world, error.what());
         if (on_damage) {
           on_damage(error.what());
         }
@@ -165,8 +163,8 @@ struct CheckpointStore::Impl {
           unread = candidate.step;
           why_unread = std::current_exception();
         }
-        if (per_node && world.is_main()) {
-          log_warning(error.what());
+        if (per_node) {
+          warn_on_main(world, error.what());
         }
       }
     }
@@ -190,10 +188,7 @@ CheckpointStore::CheckpointStore(path directory, const CheckpointConfig& config,
                      .per_node = config.per_node,
                      .writes = writes(world, config),
                      .kept = KeptCheckpoints(std::move(directory), config, restart, fs)}) {
-  run_on(world, "opening the checkpoint directory", impl_->writes, [&] {
-    impl_->kept.open();
-    return std::string();
-  });
+  run_on(world, "opening the checkpoint directory", impl_->writes, [&] { impl_->kept.open(); });
 }
 
 CheckpointStore::~CheckpointStore() {
@@ -206,10 +201,7 @@ void CheckpointStore::save(std::int64_t step, const CheckpointContents& contents
   wait_for_save();
   const std::vector<std::string> per_rank = impl_->world.gather(to_bytes(contents.per_rank));
   const CheckpointContents mine = impl_->to_write(contents, per_rank);
-  run_on(impl_->world, "saving a checkpoint", impl_->writes, [&] {
-    impl_->kept.write(step, mine, per_rank);
-    return std::string();
-  });
+  run_on(impl_->world, "saving a checkpoint", impl_->writes, [&] { impl_->kept.write(step, mine, per_rank); });
 }
 
 void CheckpointStore::save_in_background(std::int64_t step, const CheckpointContents& contents) {
@@ -228,7 +220,6 @@ void CheckpointStore::save_in_background(std::int64_t step, const CheckpointCont
         impl->kept.write(step, copies, per_rank);
         return seconds_since(start);
       });
-      return std::string();
     });
   } catch (...) {  // it failed on another node: the save that started here must not be taken for the next one
     impl_->writing = {};
@@ -271,10 +262,7 @@ std::optional<std::pair<std::int64_t, double>> CheckpointStore::best() {
 
 void CheckpointStore::abandon_after(std::int64_t step) {
   wait_for_save();
-  run_on(impl_->world, "renaming newer checkpoints", impl_->writes, [&] {
-    impl_->kept.abandon_after(step);
-    return std::string();
-  });
+  run_on(impl_->world, "renaming newer checkpoints", impl_->writes, [&] { impl_->kept.abandon_after(step); });
 }
 
 }  // namespace lockstep

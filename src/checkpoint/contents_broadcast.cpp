@@ -4,15 +4,14 @@
 #include <string_view>
 #include <utility>
 
-#include <ATen/ops/empty.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/world/world.h>
 
 #include "base/json.h"
 #include "checkpoint/main_rank.h"
-#include "tensor/dtype_names.h"
 #include "tensor/tensor_bytes.h"
-#include "tensor/tensor_views.h"
+#include "tensor/tensor_layout.h"
 
 namespace lockstep {
 namespace {
@@ -25,11 +24,7 @@ std::string describe(const StoredContents& saved) {
   }
   Json files = Json::object();
   for (const auto& [file, tensors] : saved.contents.tensors) {
-    Json& list = files[file] = Json::array();
-    for (const auto& [name, tensor] : tensors) {
-      list.push_back(
-          {{"name", exact_json(name)}, {"dtype", saved_dtype(tensor, file, name)}, {"shape", tensor.sizes().vec()}});
-    }
+    files[file] = tensor_layout(tensors);
   }
   Json sizes = Json::array();
   for (const std::string& bytes : saved.per_rank) {
@@ -48,13 +43,8 @@ StoredContents from_description(std::string_view text) {
   for (const Json& entry : json.at("values")) {
     saved.contents.values.emplace(exact_text(entry.at(0), "name"), exact_text(entry.at(1), "value"));
   }
-  for (const auto& [file, list] : json.at("files").items()) {
-    NamedTensors& tensors = saved.contents.tensors[file];
-    for (const Json& entry : list) {
-      const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
-      const auto dtype = dtype_of(entry.at("dtype").get<std::string>());
-      tensors.emplace_back(exact_text(entry.at("name"), "name"), at::empty(shape, *dtype));
-    }
+  for (const auto& [file, layout] : json.at("files").items()) {
+    saved.contents.tensors[file] = empty_tensors(layout, at::kCPU);
   }
   for (const Json& size : json.at("per_rank")) {
     saved.per_rank.emplace_back(size.get<std::size_t>(), '\0');
@@ -87,15 +77,10 @@ void broadcast_contents(World& world, int source, StoredContents& saved) {
   }
   for (auto& [file, tensors] : saved.contents.tensors) {
     for (auto& [name, tensor] : tensors) {
-      if (tensor.numel() == 0) {
-        continue;
-      }
-      // As bytes, because not every backend can send every dtype.
-      const at::Tensor bytes = tensor.contiguous().view({-1}).view(at::kByte);
-      const at::Tensor staged = bytes.to(world.device());
+      const at::Tensor staged = tensor.contiguous().to(world.device());
       world.broadcast(staged, source);
       if (!mine) {
-        bytes.copy_(staged);
+        tensor.copy_(staged);
       }
     }
   }
@@ -106,10 +91,7 @@ void broadcast_contents(World& world, int source, StoredContents& saved) {
 
 CheckpointContents load_on(World& world, int source, const std::function<StoredContents()>& read) {
   StoredContents saved;
-  run_on(world, "loading a checkpoint", world.rank() == source, [&] {
-    saved = read();
-    return std::string();
-  });
+  run_on(world, "loading a checkpoint", world.rank() == source, [&] { saved = read(); });
   broadcast_contents(world, source, saved);
   return take(std::move(saved), world);
 }

@@ -13,6 +13,7 @@
 #include <lockstep/sampling/distributed_sampler.h>
 #include <lockstep/storage/safetensors.h>
 
+#include "base/find_value.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "storage/names.h"
@@ -46,10 +47,9 @@ std::array<std::pair<std::string_view, std::int64_t>, 4> own_values(std::int64_t
 std::string state_text(std::int64_t step, std::size_t world_size, const std::map<std::string, std::string>& values) {
   Json state;
   for (const auto& [name, value] : own_values(step, static_cast<std::int64_t>(world_size))) {
-    if (const auto given = values.find(std::string(name));
-        given != values.end() && given->second != std::to_string(value)) {
+    if (const std::string* given = find_value(values, name); given != nullptr && *given != std::to_string(value)) {
       throw CheckpointError(
-          fmt::format("{}: the value {} is {}, but the store writes {}", kStateName, name, given->second, value),
+          fmt::format("{}: the value {} is {}, but the store writes {}", kStateName, name, *given, value),
           "remove this value; the store adds it");
     }
     state[std::string(name)] = value;
@@ -87,16 +87,15 @@ std::map<std::string, std::string> parse_state(std::string_view text) {
 
 /// Throws: std::runtime_error if the store's own values differ from those of this build and the manifest.
 std::size_t checked_world_size(const std::map<std::string, std::string>& values, std::int64_t step) {
-  const auto found = values.find(kWorldSizeKey);
-  const auto world_size = found == values.end() ? std::nullopt : parse_int(found->second);
+  const std::string* found = find_value(values, kWorldSizeKey);
+  const auto world_size = found != nullptr ? parse_int(*found) : std::nullopt;
   if (world_size.value_or(0) < 1 || *world_size > kMaxRanks) {
     throw std::runtime_error(fmt::format("world_size is missing or not a number from 1 to {}", kMaxRanks));
   }
   for (const auto& [name, value] : own_values(step, *world_size)) {
-    const auto own = values.find(std::string(name));
-    if (own == values.end() || own->second != std::to_string(value)) {
-      throw std::runtime_error(
-          fmt::format("found {} {}, expected {}", name, own == values.end() ? "missing" : own->second, value));
+    const std::string* own = find_value(values, name);
+    if (own == nullptr || *own != std::to_string(value)) {
+      throw std::runtime_error(fmt::format("found {} {}, expected {}", name, own != nullptr ? *own : "missing", value));
     }
   }
   return static_cast<std::size_t>(*world_size);

@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
+#include "base/find_value.h"
 #include "base/log_label.h"
 #include "base/mapped.h"
 #include "base/run_files.h"
@@ -101,13 +102,13 @@ void KeptCheckpoints::open() {
 }
 
 void KeptCheckpoints::note_values(std::int64_t step, const std::map<std::string, std::string>& values) {
-  const auto finite = values.find(kParametersFinite);
+  const std::string* finite = find_value(values, kParametersFinite);
   not_finite_.erase(step);
-  if (finite != values.end() && finite->second == "false") {
+  if (finite != nullptr && *finite == "false") {
     not_finite_.insert(step);
   }
-  const auto metric = values.find(metric_key(config_.monitor));
-  const auto score = metric == values.end() ? std::nullopt : parse_double(metric->second);
+  const std::string* metric = find_value(values, metric_key(config_.monitor));
+  const auto score = metric != nullptr ? parse_double(*metric) : std::nullopt;
   scores_.erase(step);
   if (score) {
     scores_.emplace(step, *score);
@@ -284,8 +285,8 @@ void KeptCheckpoints::link(std::int64_t step, const std::map<std::string, std::s
     if (name == "step") {
       return static_cast<double>(step);
     }
-    const auto found = values.find(name == "epoch" ? std::string(name) : metric_key(name));
-    return found == values.end() ? std::nullopt : parse_double(found->second);
+    const std::string* found = find_value(values, name == "epoch" ? std::string(name) : metric_key(name));
+    return found != nullptr ? parse_double(*found) : std::nullopt;
   };
   try {
     directory_.link("last", step);

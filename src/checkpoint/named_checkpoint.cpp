@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <lockstep/base/error.h>
-
 #include "base/about_another_rank.h"
 #include "base/paths.h"
 #include "config/check_config.h"
@@ -72,10 +70,10 @@ void check_before_rename(const TrainConfig& config, const path& directory) {
   }
 }
 
-void naming_flag(std::string_view flag, const std::function<void()>& work) {
+void rethrow_naming(std::string_view flag) {
   const auto named = [flag](const Error& error) { return fmt::format("{}: {}", flag, error.what()); };
   try {
-    work();
+    throw;
   } catch (const CheckpointError& error) {
     throw_like(error, CheckpointError(named(error), error.hint(), error.exit_code()));
   } catch (const IoError& error) {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <string_view>
 
+#include <lockstep/base/error.h>
 #include <lockstep/config/train_config.h>
 
 namespace lockstep {
@@ -20,7 +20,17 @@ void check_init_weights(const std::string& from);
 /// names is not there, or is in that directory.
 void check_before_rename(const TrainConfig& config, const std::filesystem::path& directory);
 
-/// Calls `work`; its CheckpointError and IoError begin with the name of the flag.
-void naming_flag(std::string_view flag, const std::function<void()>& work);
+/// In a handler: the caught exception again. A CheckpointError or IoError begins with the name of the flag.
+[[noreturn]] void rethrow_naming(std::string_view flag);
+
+/// What `work` returns; errors as from rethrow_naming().
+template <class Work>
+auto naming_flag(std::string_view flag, const Work& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    rethrow_naming(flag);
+  }
+}
 
 }  // namespace lockstep

@@ -109,7 +109,6 @@ std::shared_ptr<RunHold> RunHold::take(const Plan& plan, World& world) {
           fmt::format("{}; the run goes on without it",
                       error.what()));  // a full disk: the next save frees space, and run.json already names this run
     }
-    return std::string();
   });
   if (request.fresh && !hold->trained_before_) {
     drop_batch_limit(real_file_system(), hold->path_);  // of a machine whose directory was not renamed
@@ -153,7 +152,6 @@ void RunHold::claim_model(const torch::nn::Module& module, bool allow_change, Wo
     } catch (const IoError& error) {
       log_warning(fmt::format("{}; the run goes on without it", error.what()));
     }
-    return std::string();
   });
 }
 

@@ -87,20 +87,23 @@ class Reader {
   }
 
   void read_flag(const FlagToken& token, CommandTokens& tokens) {
-    const std::string* next = tokens.value();
-    if (const FlagRow* refused = find(command_.refused, token)) {
+    if (const FlagRow* flag = find(command_.flags, token)) {
+      read_value(*flag, token, tokens);
+      return;
+    }
+    const FlagRow* refused = find(command_.refused, token);
+    if (refused != nullptr) {
       refuse(fmt::format("--{}: not possible with lockstep {}", refused->name, command_.name),
              std::string(refused->help));
-    } else if (const FlagRow* flag = find(command_.flags, token)) {
-      read_value(*flag, token, tokens);
     } else {
       std::vector<std::string> names{"help"};
       std::ranges::transform(command_.flags, std::back_inserter(names),
                              [](const FlagRow& row) { return std::string(row.name); });
       refuse(token.written + ": unknown flag", did_you_mean(token.name, names, "--", help_flag(command_)));
-      if (!token.attached && next != nullptr) {
-        tokens.take();  // probably its value
-      }
+    }
+    const bool may_have_value = refused == nullptr || !refused->value.empty();
+    if (may_have_value && !token.attached && tokens.value() != nullptr) {
+      tokens.take();  // probably its value
     }
   }
 
@@ -114,6 +117,10 @@ class Reader {
       line_.flags[flag.name] = {&flag, "", token.written};
     } else if (const std::string* value = token.attached ? &*token.attached : next;
                value != nullptr && (may_be_empty || !value->empty())) {
+      if (command_.form == WordForm::plain && line_.has(flag.name)) {  // nothing would be done with the first value
+        refuse(fmt::format("{}: found --{} twice, expected it once", token.with(*value), flag.name),
+               fmt::format("give one of them, or use lockstep {} once for each", command_.name));
+      }
       line_.flags[flag.name] = {&flag, *value, token.with(*value)};
       if (!token.attached) {
         tokens.take();
@@ -180,7 +187,8 @@ CommandLine read_with_settings(const Command& command, std::span<const std::stri
   for (const FlagRow& row : command.flags) {
     const auto text = texts.find(row.name);
     if (text != texts.end() && line.settings.origins[normal_name(row.name)] == "flag") {
-      line.flags[row.name] = {&row, text->second, printable(fmt::format("--{} {}", row.name, text->second))};
+      line.flags[row.name] = {&row, text->second,
+                              FlagToken{.written = fmt::format("--{}", row.name)}.with(text->second)};
     } else if (switches[row.name]) {
       line.flags[row.name] = {&row, "", fmt::format("--{}", row.name)};
     }

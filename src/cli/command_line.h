@@ -26,7 +26,7 @@ struct GivenFlag {
 
 /// The words of one command, behind its name.
 struct CommandLine {
-  std::map<std::string_view, GivenFlag> flags{};  ///< by the name in the table; the last one of each
+  std::map<std::string_view, GivenFlag> flags{};  ///< by the name in the table; the last one, where many may be given
   std::vector<std::string> arguments{};
   std::vector<std::string> rest{};  ///< of WordForm::settings: what is behind "--"
   Invocation settings{};            ///< of WordForm::settings

@@ -1,8 +1,6 @@
 // The command line tool: one file per command, and the list of commands in commands.cpp.
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <new>
 #include <span>
@@ -16,6 +14,7 @@
 #include <lockstep/version.h>
 
 #include "base/descriptor.h"
+#include "base/standard_output.h"
 #include "base/terminal.h"
 #include "cli/commands.h"
 
@@ -33,6 +32,13 @@ int run(std::span<const std::string> args, const Variables& variables) {
   return execute(find_command(args.front()), args.subspan(1), variables);
 }
 
+/// Returns the exit code.
+int fail(const std::exception& error) {
+  std::fflush(stdout);  // the error is the last line, also where both streams go to one file
+  write_line(error_text(error));
+  return static_cast<int>(exit_code_of(error));
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -42,25 +48,16 @@ int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
     const int code = lockstep::run(args, lockstep::read_environment());
-    if (std::fflush(stdout) != 0) {
-      throw lockstep::IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
-    }
+    lockstep::write_output();
     return code;
   } catch (const std::filesystem::filesystem_error& error) {
-    const lockstep::IoError failure(error.what(), {}, error.code().value());
-    lockstep::write_line(lockstep::error_text(failure));
-    return static_cast<int>(lockstep::exit_code_of(failure));
+    return lockstep::fail(lockstep::IoError(error.what(), {}, error.code().value()));
   } catch (const std::system_error& error) {  // of fmt::print
-    const lockstep::IoError output(fmt::format("cannot write to standard output: {}", error.code().message()), {},
-                                   error.code().value());
-    lockstep::write_line(lockstep::error_text(output));
-    return static_cast<int>(lockstep::exit_code_of(output));
+    return lockstep::fail(lockstep::IoError(fmt::format("cannot write to standard output: {}", error.code().message()),
+                                            {}, error.code().value()));
   } catch (const std::bad_alloc&) {
-    const lockstep::Error failure("out of memory", "close other programs, or raise the limit (ulimit -v)");
-    lockstep::write_line(lockstep::error_text(failure));
-    return static_cast<int>(lockstep::exit_code_of(failure));
+    return lockstep::fail(lockstep::Error("out of memory", "close other programs, or raise the limit (ulimit -v)"));
   } catch (const std::exception& error) {
-    lockstep::write_line(lockstep::error_text(error));
-    return static_cast<int>(lockstep::exit_code_of(error));
+    return lockstep::fail(error);
   }
 }

@@ -68,7 +68,7 @@ class Parser {
       const bool is_plain = value == plain[i].second;
       result_.origins[name] = is_plain ? "default" : "program";
       // An invalid default is a mistake of the program; the message must say so.
-      labels_[name] = fmt::format("{} {} ({})", name, value.empty() ? "\"\"" : shown_value(value),
+      labels_[name] = fmt::format("{} ({})", FlagToken{.written = name}.with(value),
                                   is_plain ? "the default" : "the program's default");
     }
     for (const auto* kind : {&flags_, &positionals_}) {
@@ -97,6 +97,7 @@ class Parser {
     apply_environment();
     apply_flags();
     check_paths();
+    refuse_empty_names();
     let_the_name_decide();
     let_the_stronger_begin();
     let_the_mode_decide();
@@ -202,7 +203,7 @@ class Parser {
   void apply_options() {
     for (const Assignment& given : arguments_.assignments) {
       if (given.text.empty() && (given.name == "config" || given.name == "hardware")) {
-        refuse(fmt::format("{}\"\": expected a file", given.label), fmt::format("leave --{} out", given.name));
+        refuse(given.label + ": expected a file", fmt::format("leave --{} out", given.name));
       } else if (given.name == "config") {
         config_file_ = given.text;
       } else if (given.name == "hardware") {
@@ -308,7 +309,7 @@ class Parser {
         continue;
       }
       const std::string& name = settings[static_cast<std::size_t>(found - known.begin())];
-      const Source source{fmt::format("{}={}", printable(variable), shown_value(text)), "environment " + variable};
+      const Source source{FlagToken{.written = variable, .attached = text}.with(text), "environment " + variable};
       const auto parse = [&given = text](const FieldInfo& info, auto& value) { return from_text(info, given, value); };
       if (const auto own = name_of_program(name)) {
         set_program_value(*own, source, parse);
@@ -331,7 +332,7 @@ class Parser {
     for (std::size_t i = 0; i < words.size(); ++i) {
       const auto parse = [&](const FieldInfo& info, auto& value) { return from_text(info, words[i], value); };
       const auto source = [&](const std::string& name) {
-        return Source{fmt::format("{} {}", name, shown_value(words[i])), "flag"};
+        return Source{FlagToken{.written = name}.with(words[i]), "flag"};
       };
       if (i < fields) {
         set_field(positional_fields_[i], source(positional_fields_[i]), parse);
@@ -364,13 +365,24 @@ class Parser {
                                                 : 0;
   }
 
+  /// An empty variable of a script would begin, or continue, another run. A file has the defaults, as `lockstep config`
+  /// prints them.
+  void refuse_empty_names() {
+    const TrainConfig& config = result_.config;
+    const auto check = [&](const std::string& name, const std::string& value, const char* expected, const char* hint) {
+      if (value.empty() && weight_of(result_.origins[name]) > kWeightOfFile) {
+        refuse(fmt::format("{}: expected {}", labels_[name], expected), hint);
+      }
+    };
+    check("run_name", config.run_name, "a name", "leave it out for the name of the program");
+    check("run_dir", config.run_dir, "a directory", "leave it out for runs/<run_name>");
+    check("init_weights", config.init_weights, "a directory or a file", "leave it out to begin without other weights");
+  }
+
   /// If a run_name comes from a stronger source than run_dir (such as the config.toml of another run), run_dir does not
   /// apply.
   void let_the_name_decide() {
     if (std::string& origin = result_.origins["run_name"]; result_.config.run_name.empty() && weight_of(origin) > 0) {
-      if (!origin.starts_with("file ")) {  // an empty variable of a script would begin, or continue, another run
-        refuse(labels_["run_name"] + "\"\": expected a name", "leave it out for the name of the program");
-      }
       result_.config.run_name = defaults_.run_name;
       origin = "program";
     }

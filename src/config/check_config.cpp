@@ -127,7 +127,7 @@ class Checker {
     check_pattern("run_dir", config_.run_dir);
     check_pattern("run_name", name);
     if (trim(config_.resume).empty()) {
-      refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", std::string("\"\""))),
+      refuse(fmt::format("{}: expected auto, never, last, best or a directory", label("resume", config_.resume)),
              "use --resume auto to continue an earlier run if there is one");
     } else if (const std::string word = to_lower(config_.resume); word != config_.resume && resumes_itself(word)) {
       refuse(fmt::format("{}: expected lower case", label("resume", config_.resume)),
@@ -246,6 +246,10 @@ class Checker {
 
   void check_modes() {
     const TrainConfig& c = config_;
+    if (c.optim.stochastic_rounding && (c.precision == Precision::fp64 || c.precision == Precision::fp16)) {
+      refuse({"optim.stochastic_rounding", c.optim.stochastic_rounding}, {"precision", c.precision},
+             "it is for updates of bfloat16 parameters", "remove it, or use --precision bf16");
+    }
     if (c.benchmark && c.deterministic != Determinism::off) {
       refuse({"benchmark", c.benchmark}, {"deterministic", c.deterministic},
              "the fastest algorithm may be another one in each run", "remove one of them");
@@ -269,7 +273,7 @@ class Checker {
     }
   }
 
-  // Other metrics come from a validation, or from the means of epochs.
+  // Metrics come from reports, from the means of epochs, or from validations.
   void check_that_it_is_measured(const char* field, const std::string& metric) {
     const TrainConfig& c = config_;
     const bool of_epoch = c.report.epoch_means && metric.starts_with(kEpochPrefix);
@@ -278,6 +282,12 @@ class Checker {
       refuse({field, metric}, {"report.every_steps", c.report.every_steps},
              c.report.every_s > 0 ? "reports by time decide nothing" : "the metric is never measured",
              "report in between, for example --report.every_steps 20");
+    }
+    const ValidateConfig& validate = c.validate;
+    if (metric.starts_with(kValidationPrefix) && validate.every_s > 0 && validate.every_epochs == 0 &&
+        validate.every_steps == 0 && c.fast_dev_run == 0) {
+      refuse({field, metric}, {"validate.every_s", validate.every_s}, "validations by time decide nothing",
+             "validate in between, for example --validate.every_epochs 1");
     }
   }
 

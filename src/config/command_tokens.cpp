@@ -18,7 +18,7 @@ bool looks_like_flag(std::string_view token) {
 }  // namespace
 
 std::string FlagToken::with(std::string_view value) const {
-  return fmt::format("{}{}{}", printable(written), attached ? "=" : " ", shown_value(value));
+  return fmt::format("{}{}{}", printable(written), attached ? "=" : " ", value.empty() ? "\"\"" : shown_value(value));
 }
 
 const std::string& CommandTokens::take() {

@@ -383,6 +383,10 @@ void visit_fields(Config& c, Visit&& visit) {
                  "when a loss, a gradient norm or a parameter is NaN or infinite: stop (exit 65), warn, skip the steps "
                  "with such a loss or gradients, or rollback to the weights of the last report"},
         c.optim.non_finite);
+  visit(Info{.name = "optim.stochastic_rounding",
+             .help = "with precision bf16: calculate updates in fp32 and round parameters and optimizer states at "
+                     "random, so that small updates count on average"},
+        c.optim.stochastic_rounding);
 
   visit(Info{.name = "spike.z_score",
              .help = "look for losses and gradient norms that are so many standard deviations above the mean of the "

@@ -300,6 +300,7 @@ constexpr ForeignName kRows[] = {
     {"cloud", "not available: a training runs where it is started; lockstep run starts several machines"},
     {"secrets secrets_path", "remove it: nothing is downloaded, so no tokens are needed"},
     {"downcast_bf16", "use --precision bf16"},
+    {"bf16_stochastic_round bf16_stochastic_rounding", "use --optim.stochastic_rounding"},
     {"detect_nvlink", "remove it: NCCL finds NVLink itself"},
     {"cache_strategy data_pipeline_fw cache_img_path use_existing_imgs parallel_caching cache_workers "
      "cache_dir image_caching text_caching latent_caching clear_cache clear_cache_before_training only_cache "

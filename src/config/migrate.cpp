@@ -246,10 +246,13 @@ class Migrator {
 }  // namespace
 
 Migration migrate_toml(std::string_view text, const std::string& label) {
-  Migration migration{.text = std::string(text)};
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";  // of UTF-8, which editors write before the first line
+  const std::string_view mark = text.starts_with(kMark) ? kMark : std::string_view();
+  Migration migration{.text = std::string(text.substr(mark.size()))};
   const Migrator migrator(label);
   while (migrator.change(migration)) {
   }
+  migration.text.insert(0, mark);
   return migration;
 }
 

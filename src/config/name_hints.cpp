@@ -7,8 +7,10 @@
 
 #include "base/mapped.h"
 #include "base/text.h"
+#include "config/command_tokens.h"
 #include "config/field_value.h"
 #include "config/foreign_names.h"
+#include "config/help.h"
 
 namespace lockstep {
 namespace {
@@ -55,10 +57,22 @@ const ForeignName* foreign_section(std::string_view name, const std::vector<std:
   return section.empty() || is_own ? nullptr : find_foreign_name(section);
 }
 
+/// --config and others that no file and no variable sets; null: it is none of them.
+const FlagRow* flag_of_command_line(std::string_view name, const std::vector<std::string>& known) {
+  const std::string wanted = to_lower(name);
+  const auto* const found =
+      std::ranges::find(kProgramFlags, wanted, [](const FlagRow& flag) { return normal_name(flag.name); });
+  const bool is_other = found == std::end(kProgramFlags) || std::ranges::find(known, wanted) != known.end();
+  return is_other ? nullptr : found;
+}
+
 }  // namespace
 
 std::string hint_for_unknown(std::string_view name, const std::vector<std::string>& known, std::string_view prefix,
                              std::string_view otherwise) {
+  if (const FlagRow* flag = flag_of_command_line(name, known)) {
+    return fmt::format("use --{} on the command line", flag->name);
+  }
   const ForeignName* section = foreign_section(name, known);
   const ForeignName* foreign = find_foreign_name(name);
   const bool is_in_section = name.find('.') != std::string_view::npos;

@@ -63,8 +63,7 @@ void BadSamples::throw_of_first(const Dataset& data, std::span<const std::int64_
       }
       // A data set of several names its parts' samples by other numbers.
       const std::string name = fmt::format("{}: ", sample_names({&id, 1}));
-      throw DataError(fmt::format("{}{}", text.starts_with(name) ? "" : name, text),
-                      "--data.max_bad_samples N replaces up to N such samples of each rank", exit_code_of(error));
+      throw DataError(fmt::format("{}{}", text.starts_with(name) ? "" : name, text), hint_, exit_code_of(error));
     }
   }
 }

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <set>
 #include <span>
+#include <string>
+#include <utility>
 
 #include <lockstep/data/dataset.h>
 #include <lockstep/plan/plan.h>
@@ -16,8 +18,10 @@ namespace lockstep {
 /// per step does not change, and the replacement depends only on the bad sample. Thread-safe.
 class BadSamples {
  public:
-  /// Replaces up to `max_bad_samples` distinct samples.
-  explicit BadSamples(const DataConfig& config) : most_(config.max_bad_samples), check_finite_(config.check_finite) {}
+  /// Replaces up to `max_bad_samples` distinct samples. `hint`: of the errors about others.
+  explicit BadSamples(const DataConfig& config,
+                      std::string hint = "--data.max_bad_samples N replaces up to N such samples of each rank")
+      : most_(config.max_bad_samples), check_finite_(config.check_finite), hint_(std::move(hint)) {}
 
   /// As Dataset::get(); sets `ids`, `replaced` and `bad_ids` of the batch if a sample was replaced. Throws: the
   /// exception of the data set (as a DataError naming the samples, unless it is an Error), or a DataError about NaN or
@@ -32,6 +36,7 @@ class BadSamples {
 
   std::int64_t most_;
   bool check_finite_;
+  std::string hint_;
   std::mutex mutex_;
   std::set<std::int64_t> known_{};
 };

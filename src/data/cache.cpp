@@ -24,6 +24,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "data/bad_samples.h"
 #include "data/batch_columns.h"
 #include "data/cache_progress.h"
 #include "data/gather_rows.h"
@@ -84,6 +85,11 @@ class Cached final : public Dataset {
   mutable RecycledMemory memory_{};
 };
 
+/// A cache replaces no sample.
+BadSamples cached_samples() {
+  return BadSamples(DataConfig{.max_bad_samples = 0}, "leave it out with subset() below the cache");
+}
+
 /// Calls take(first id, columns) for all samples in their order, several at a time; all columns match those of the
 /// first sample. `workers`: threads that make samples. `what`: for the log.
 void for_all_samples(const Dataset& data, int workers, const std::string& what, const NamedTensors& first,
@@ -95,9 +101,10 @@ void for_all_samples(const Dataset& data, int workers, const std::string& what, 
              a.second.sizes().slice(1) == b.second.sizes().slice(1);
     });
   };
-  WorkerPool pool(workers, [&data](PendingStep& step, std::size_t) {
+  BadSamples samples = cached_samples();
+  WorkerPool pool(workers, [&](PendingStep& step, std::size_t) {
     const c10::NoGradGuard no_grad;
-    step.micro.front().batch = data.get(step.plan.ids, {});
+    step.micro.front().batch = samples.get(data, step.plan.ids, {});
   });
   CacheProgress progress(what, data.size(), CacheProgress::Clock::now());
   std::int64_t planned = 0;
@@ -130,7 +137,44 @@ NamedTensors first_sample(const Dataset& data) {
     throw DataError("cache: the data set is empty", "check the path and the split of the data set");
   }
   const std::int64_t id = 0;
-  return cached_columns(data.get({&id, 1}, {}), /*samples=*/1);
+  return cached_columns(cached_samples().get(data, {&id, 1}, {}), /*samples=*/1);
+}
+
+/// A column of a dtype that .npy files do not have is stored as bytes, uint8 [samples, bytes of a row].
+Json stored_column(const std::string& name, const at::Tensor& first) {
+  const auto dtype = dtype_name(first.scalar_type());
+  if (!dtype) {
+    throw DataError(fmt::format("cache: {} has dtype {}, which no file of lockstep can hold", name,
+                                c10::toString(first.scalar_type())),
+                    "convert it in a map() below the cache, or use memory_cache");
+  }
+  if (has_npy_dtype(*dtype)) {
+    return name;
+  }
+  return {{"name", name}, {"dtype", std::string(*dtype)}, {"shape", first.sizes().slice(1).vec()}};
+}
+
+std::string header_of(const Json& stored, const at::Tensor& first, std::int64_t samples) {
+  if (!stored.is_string()) {
+    return npy_header("U8", {samples, static_cast<std::int64_t>(first.nbytes())});
+  }
+  std::vector<std::int64_t> shape = first.sizes().vec();
+  shape.front() = samples;
+  return npy_header(std::string(*dtype_name(first.scalar_type())), shape);
+}
+
+/// The name of a column and its rows, from what is in its file.
+NamedTensors::value_type column_of(const Json& stored, at::Tensor rows) {
+  if (stored.is_string()) {
+    return {value_as<std::string>(stored, "columns"), std::move(rows)};
+  }
+  const auto dtype = dtype_of(member_as<std::string>(stored, "dtype"));
+  if (!dtype) {
+    throw DataError("a column has an unknown dtype");
+  }
+  auto shape = member_as<std::vector<std::int64_t>>(stored, "shape");
+  shape.insert(shape.begin(), rows.size(0));
+  return {member_as<std::string>(stored, "name"), rows.view(*dtype).view(shape)};
 }
 
 fs::path column_file(const fs::path& directory, std::size_t column) {
@@ -144,22 +188,15 @@ void make_files(const Dataset& data, const fs::path& directory, int workers) {
   files.create_directories(directory);
   files.remove(directory / kComplete);
   const NamedTensors first = first_sample(data);
-  std::vector<std::string> names;
+  Json stored = Json::array();
   std::vector<std::unique_ptr<WritableFile>> columns;
   for (const auto& [name, tensor] : first) {
-    const auto dtype = dtype_name(tensor.scalar_type());
-    if (!dtype) {
-      throw DataError(fmt::format("cache: {} has dtype {}, which the .npy format does not support", name,
-                                  c10::toString(tensor.scalar_type())));
-    }
-    std::vector<std::int64_t> shape = tensor.sizes().vec();
-    shape.front() = data.size();
+    stored.push_back(stored_column(name, tensor));
     const fs::path path = column_file(directory, columns.size());
     files.remove(path);
     columns.push_back(files.create(path));
-    const std::string header = npy_header(std::string(*dtype), shape);
+    const std::string header = header_of(stored.back(), tensor, data.size());
     columns.back()->append(std::as_bytes(std::span(header)));
-    names.push_back(name);
   }
   const std::string what = fmt::format("writing the cache {}", directory.string());
   for_all_samples(data, workers, what, first, [&](std::int64_t, const NamedTensors& rows) {
@@ -171,7 +208,7 @@ void make_files(const Dataset& data, const fs::path& directory, int workers) {
     column->sync();
     column->close();
   }
-  write_file(files, directory / kComplete, dump_json({{"data", exact_json(data.fingerprint())}, {"columns", names}}));
+  write_file(files, directory / kComplete, dump_json({{"data", exact_json(data.fingerprint())}, {"columns", stored}}));
 }
 
 /// After a failure, such as a full disk.
@@ -199,8 +236,8 @@ std::shared_ptr<Dataset> open_files(const Dataset& data, const fs::path& directo
       return nullptr;
     }
     NamedTensors columns;
-    for (const std::string& name : member_as<std::vector<std::string>>(json, "columns")) {
-      columns.emplace_back(name, npy_tensor(column_file(directory, columns.size())));
+    for (const Json& stored : member(json, "columns")) {
+      columns.push_back(column_of(stored, npy_tensor(column_file(directory, columns.size()))));
       if (columns.back().second.dim() == 0 || columns.back().second.size(0) != data.size()) {
         throw DataError(fmt::format("{1} does not have {0} rows", data.size(), columns.back().first));
       }

@@ -81,6 +81,13 @@ CombinedLoader::CombinedLoader(std::vector<std::shared_ptr<BatchSource>> loaders
     throw DataError(fmt::format("combined loader: loader {} is null", null - loaders_.begin()),
                     "make it with std::make_shared, or leave it out");
   }
+  for (auto loader = loaders_.begin(); loader != loaders_.end(); ++loader) {
+    if (const auto before = std::find(loaders_.begin(), loader, *loader); before != loader) {
+      throw DataError(fmt::format("combined loader: loader {} is the same as loader {}", loader - loaders_.begin(),
+                                  before - loaders_.begin()),
+                      "make two loaders of the data set");
+    }
+  }
   for (const auto& loader : loaders_) {
     const auto* combined = dynamic_cast<const CombinedLoader*>(loader.get());
     first_numbers_.push_back(first_numbers_.back() + (combined == nullptr ? 1 : combined->first_numbers_.back()));

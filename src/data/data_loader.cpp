@@ -12,6 +12,7 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/world/world.h>
 
+#include "base/find_value.h"
 #include "base/text.h"
 #include "data/bad_samples.h"
 #include "data/device_prefetcher.h"
@@ -197,7 +198,18 @@ class NoDataSource final : public BatchSource {
   LoaderPosition position() const override { return position_; }
 
   void seek(const LoaderPosition& position) override {
-    check_position(position, position_.dataset_size, position_.dataset_size);
+    LoaderPosition ours = position;
+    if (position.dataset_size > 0 && position.global_batch == 0) {  // of such a source too: a data set has a batch
+      if (position.consumed > 0 && position.dataset_size != position_.dataset_size) {
+        throw CheckpointError(
+            fmt::format("checkpoint position in the middle of an epoch: DataLoader::none has {} per epoch, and that of "
+                        "the checkpoint had {}",
+                        counted(position_.dataset_size, "step"), position.dataset_size),
+            "another number of steps is for the beginning of an epoch: keep it until then, or start over with --fresh");
+      }
+      ours.dataset_size = position_.dataset_size;
+    }
+    check_position(ours, position_.dataset_size, position_.dataset_size);
     position_.epoch = position.epoch;
     position_.consumed = position.consumed;
     normalize();
@@ -227,8 +239,8 @@ const StepBatches* in_data_phase(ProgressRecord& record, const Next& next) {
 }
 
 std::int64_t whole_number(const std::map<std::string, std::string>& values, const std::string& key) {
-  const auto found = values.find(key);
-  const auto value = found == values.end() ? std::nullopt : parse_int(found->second);
+  const std::string* found = find_value(values, key);
+  const auto value = found != nullptr ? parse_int(*found) : std::nullopt;
   if (!value) {
     throw CheckpointError(fmt::format("the values of the checkpoint have no whole number '{}'", key),
                           "position_values() makes the values that position_of() reads");
@@ -247,12 +259,12 @@ std::map<std::string, std::string> position_values(const LoaderPosition& positio
 }
 
 LoaderPosition position_of(const std::map<std::string, std::string>& values) {
-  const auto state = values.find("position.state");
+  const std::string* state = find_value(values, "position.state");
   return {.epoch = whole_number(values, "position.epoch"),
           .consumed = whole_number(values, "position.consumed"),
           .dataset_size = whole_number(values, "position.dataset_size"),
           .global_batch = whole_number(values, "position.global_batch"),
-          .state = state == values.end() ? std::string() : state->second};
+          .state = state != nullptr ? *state : std::string()};
 }
 
 struct DataLoader::Impl {

@@ -136,6 +136,9 @@ std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& la
   if (layout.token_bytes != 2 && layout.token_bytes != 4) {
     throw DataError(fmt::format("token data set: token_bytes is {}, expected 2 or 4", layout.token_bytes));
   }
+  if (layout.stride < 0) {
+    throw DataError(fmt::format("token data set: stride is {}, expected 0 or more", layout.stride));
+  }
   return std::make_shared<TokenDataset>(open_data(file), layout);
 }
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -28,6 +27,10 @@ Ids draw(std::int64_t size, const SplitOptions& options) {
   if (size < 2) {
     throw DataError(fmt::format("split: the data set has {}, expected 2 or more", counted(size, "sample")),
                     "one part of the data is for training, the other for validation");
+  }
+  if (options.count == 0 && !(options.fraction >= 0 && options.fraction <= 1)) {
+    throw DataError(
+        fmt::format("split: SplitOptions::fraction is {}, expected a part between 0 and 1", options.fraction));
   }
   const auto count = options.count != 0
                          ? options.count
@@ -91,17 +94,18 @@ Split split_dataset(std::shared_ptr<const Dataset> data, const std::filesystem::
     }
     write_file(fs, file, text);
   });
-  const Ids validation = parse(world.broadcast_bytes(text), file, *data);
-  Ids train;
-  auto next = validation.begin();
+  Split split{.validation_ids = parse(world.broadcast_bytes(text), file, *data)};
+  auto next = split.validation_ids.begin();
   for (std::int64_t id = 0; id < data->size(); ++id) {
-    if (next != validation.end() && *next == id) {
+    if (next != split.validation_ids.end() && *next == id) {
       ++next;
     } else {
-      train.push_back(id);
+      split.train_ids.push_back(id);
     }
   }
-  return {.train = subset(data, std::move(train)), .validation = subset(data, validation)};
+  split.train = subset(data, split.train_ids);
+  split.validation = subset(data, split.validation_ids);
+  return split;
 }
 
 }  // namespace lockstep

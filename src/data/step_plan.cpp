@@ -152,7 +152,12 @@ std::int64_t StepPlanner::epoch_samples() const noexcept {
   return steps / of_pass * sampler_.epoch_length() + steps % of_pass * options_.global_batch;
 }
 
+// With drop_last a pass is over where no whole step is left of it, as after a seek() with another global batch.
 LoaderPosition StepPlanner::position_at(std::int64_t epoch, std::int64_t consumed) const {
+  const std::int64_t left = sampler_.epoch_length() - consumed % sampler_.epoch_length();
+  if (options_.sampler.drop_last && left < options_.global_batch) {
+    consumed += left;
+  }
   const bool over = consumed >= epoch_samples();
   return {.epoch = over ? epoch + 1 : epoch,
           .consumed = over ? 0 : consumed,

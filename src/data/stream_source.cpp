@@ -24,6 +24,7 @@
 #include "data/sample_error.h"
 #include "data/step_plan.h"
 #include "world/gather_values.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -160,10 +161,8 @@ void StreamSource::seek(const LoaderPosition& position) {
   restart(std::move(cursor));
   if (!plan_.batch.global_is_given && position.global_batch >= world_.size() &&
       position.global_batch != plan_.batch.global_batch_size) {
-    if (world_.is_main()) {
-      log_warning(kept_global_batch_text(position.global_batch, plan_.batch.global_batch_size, world_.size(),
-                                         plan_.batch.batch_size));
-    }
+    warn_on_main(world_, kept_global_batch_text(position.global_batch, plan_.batch.global_batch_size, world_.size(),
+                                                plan_.batch.batch_size));
     pool_.clear();                                          // from now on nobody reads the plan
     plan_.batch.global_batch_size = position.global_batch;  // as for a data set
   }

@@ -222,10 +222,14 @@ ArrayLayout parse_npy(std::span<const std::byte> file) {
   return layout;
 }
 
+bool has_npy_dtype(std::string_view dtype) noexcept {
+  return std::ranges::find(kDtypes, dtype, &Dtype::name) != kDtypes.end();
+}
+
 std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>& shape) {
   constexpr std::size_t kAlignment = 64;
   constexpr std::size_t kFixed = 10;
-  const auto* const found = std::ranges::find_if(kDtypes, [&](const Dtype& known) { return known.name == dtype; });
+  const auto* const found = std::ranges::find(kDtypes, dtype, &Dtype::name);
   if (found == kDtypes.end()) {
     throw DataError(fmt::format("the .npy format has no type {}", dtype));
   }

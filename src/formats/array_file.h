@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
@@ -18,6 +19,9 @@ struct ArrayLayout {
 
 /// NumPy's format, versions 1 to 3: C order; bool, integers or floats. Throws: DataError without a file name.
 ArrayLayout parse_npy(std::span<const std::byte> file);
+
+/// Whether parse_npy supports it.
+bool has_npy_dtype(std::string_view dtype) noexcept;
 
 /// The header of a .npy file whose data follow in C order. `dtype` is one that parse_npy supports.
 std::string npy_header(const std::string& dtype, const std::vector<std::int64_t>& shape);

@@ -27,80 +27,35 @@ constexpr const char* kKeepDescriptors =
   throw LaunchError(fmt::format("progress board: {}", what), hint);
 }
 
+// In the order of the enumerators.
+constexpr auto kPhaseNames = std::to_array<std::string_view>(
+    {"start-up", "rendezvous", "preparation", "resume", "data", "copy", "Task::optimize", "forward", "backward",
+     "optimizer", "the program's own code", "callback", "report", "validation", "test", "prediction", "save", "finish",
+     "teardown"});
+static_assert(kPhaseNames.size() == kPhaseCount);
+
+constexpr auto kOperationNames =
+    std::to_array<std::string_view>({"none", "all-reduce", "broadcast", "all-gather", "barrier", "any", "all", "gather",
+                                     "broadcast of bytes", "taking turns"});
+static_assert(kOperationNames.size() == static_cast<std::size_t>(Operation::turn) + 1);
+
+/// Of a value from shared memory, where a rank that crashed may have left anything.
+template <typename Names, typename Enum>
+std::optional<std::string_view> name_in(const Names& names, Enum value) noexcept {
+  const auto index = static_cast<std::size_t>(value);
+  return index < names.size() ? std::optional(names[index]) : std::nullopt;
+}
+
 std::string phase_text(const ProgressView& view) {
   return fmt::format("{}{}", to_string(view.phase), printable(callback_of(view)));
 }
 
 }  // namespace
 
-std::string_view to_string(Phase phase) noexcept {
-  switch (phase) {
-    case Phase::start:
-      return "start-up";
-    case Phase::rendezvous:
-      return "rendezvous";
-    case Phase::prepare:
-      return "preparation";
-    case Phase::resume:
-      return "resume";
-    case Phase::data:
-      return "data";
-    case Phase::copy:
-      return "copy";
-    case Phase::task:
-      return "Task::optimize";
-    case Phase::forward:
-      return "forward";
-    case Phase::backward:
-      return "backward";
-    case Phase::optimizer:
-      return "optimizer";
-    case Phase::program:
-      return "the program's own code";
-    case Phase::callback:
-      return "callback";
-    case Phase::report:
-      return "report";
-    case Phase::validation:
-      return "validation";
-    case Phase::test:
-      return "test";
-    case Phase::prediction:
-      return "prediction";
-    case Phase::save:
-      return "save";
-    case Phase::finish:
-      return "finish";
-    case Phase::teardown:
-      return "teardown";
-  }
-  return "unknown phase";
-}
+std::string_view to_string(Phase phase) noexcept { return name_in(kPhaseNames, phase).value_or("unknown phase"); }
 
 std::string_view to_string(Operation operation) noexcept {
-  switch (operation) {
-    case Operation::none:
-      return "none";
-    case Operation::all_reduce:
-      return "all-reduce";
-    case Operation::broadcast:
-      return "broadcast";
-    case Operation::all_gather:
-      return "all-gather";
-    case Operation::barrier:
-      return "barrier";
-    case Operation::any:
-      return "any";
-    case Operation::all:
-      return "all";
-    case Operation::gather:
-      return "gather";
-    case Operation::bytes:
-      return "broadcast of bytes";
-    case Operation::turn:
-      return "taking turns";
-  }
-  return "unknown operation";
+  return name_in(kOperationNames, operation).value_or("unknown operation");
 }
 
 void SharedText::set(std::string_view text) noexcept {

@@ -28,24 +28,29 @@ struct Checked {
 std::int64_t columns_of(const char* metric, const Checked& options) {
   const bool is_multiclass = options.task == Classification::multiclass;
   const std::int64_t least = is_multiclass ? 2 : 1;
+  const bool is_binary = options.task == Classification::binary;
   OptionCheck(metric)
-      .expect("classes", options.classes, options.task == Classification::binary || options.classes >= least,
-              fmt::format("{} or more", least))
+      .expect("classes", options.classes, is_binary || options.classes >= least, fmt::format("{} or more", least))
+      .refuse_if(is_binary && options.classes > 1,
+                 fmt::format("classes is {}, and the task is binary", options.classes),
+                 "set task to multiclass or multilabel, or leave out classes")
       .expect("top_k", options.top_k,
               options.top_k == 1 || (options.top_k > 1 && is_multiclass && options.top_k <= options.classes),
               is_multiclass ? "1 to the number of classes" : "1, because it is not multiclass")
       .expect("threshold", options.threshold, options.threshold >= 0 && options.threshold <= 1, "0 to 1")
       .throw_problems();
-  return options.task == Classification::binary ? 1 : options.classes;
+  return is_binary ? 1 : options.classes;
 }
 
-[[noreturn]] void throw_shapes(const at::Tensor& predictions, const at::Tensor& targets, const std::string& expected) {
-  throw Error(fmt::format("metric: found predictions of shape {} and targets of shape {}, expected {}",
+[[noreturn]] void throw_shapes(const char* metric, const at::Tensor& predictions, const at::Tensor& targets,
+                               const std::string& expected) {
+  throw Error(fmt::format("{}: found predictions of shape {} and targets of shape {}, expected {}", metric,
                           shape_text(predictions.sizes()), shape_text(targets.sizes()), expected));
 }
 
 /// On a device it would cost a wait, and the device checks it itself.
-void check_range(const char* what, const at::Tensor& values, const at::Tensor& counted, std::int64_t end) {
+void check_range(const char* metric, const char* what, const at::Tensor& values, const at::Tensor& counted,
+                 std::int64_t end) {
   if (!values.is_cpu() || values.numel() == 0) {
     return;
   }
@@ -54,15 +59,15 @@ void check_range(const char* what, const at::Tensor& values, const at::Tensor& c
   const auto largest = checked.max().item<std::int64_t>();
   if (smallest < 0 || largest >= end) {
     throw Error(
-        fmt::format("metric: found the {} {}, expected 0 to {}", what, smallest < 0 ? smallest : largest, end - 1),
+        fmt::format("{}: found the {} {}, expected 0 to {}", metric, what, smallest < 0 ? smallest : largest, end - 1),
         "set the number of classes, or ignore_index");
   }
 }
 
 /// As int64. On a device the check would cost a wait.
-at::Tensor class_ids(const at::Tensor& ids) {
+at::Tensor class_ids(const char* metric, const at::Tensor& ids) {
   if (ids.is_floating_point() && ids.is_cpu() && !at::equal(ids, ids.trunc())) {
-    throw Error("metric: found classes with fractions, expected whole numbers",
+    throw Error(fmt::format("{}: found classes with fractions, expected whole numbers", metric),
                 "of soft targets give the class with the largest share: argmax(1), or > 0.5 for two classes");
   }
   return ids.to(at::kLong);
@@ -101,18 +106,21 @@ at::Tensor in_columns(const at::Tensor& tensor, std::int64_t labels, bool is_bin
   return is_binary ? tensor.reshape({-1, 1}) : tensor.movedim(1, -1).reshape({-1, labels});
 }
 
-void check_label_shapes(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t labels, bool is_binary) {
+void check_label_shapes(const char* metric, const at::Tensor& predictions, const at::Tensor& targets,
+                        std::int64_t labels, bool is_binary) {
   if (predictions.sizes() != targets.sizes() || (!is_binary && (targets.dim() < 2 || targets.size(1) != labels))) {
-    throw_shapes(predictions, targets, is_binary ? "equal shapes" : fmt::format("[N, {}, ...] for both", labels));
+    throw_shapes(metric, predictions, targets,
+                 is_binary ? "equal shapes" : fmt::format("[N, {}, ...] for both", labels));
   }
 }
 
-LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t labels, bool is_binary,
-                       double threshold, std::optional<std::int64_t> ignore_index) {
-  check_label_shapes(predictions, targets, labels, is_binary);
-  LabelBatch batch{.targets = class_ids(in_columns(targets, labels, is_binary))};
+LabelBatch label_batch(const char* metric, const at::Tensor& predictions, const at::Tensor& targets,
+                       std::int64_t labels, bool is_binary, double threshold,
+                       std::optional<std::int64_t> ignore_index) {
+  check_label_shapes(metric, predictions, targets, labels, is_binary);
+  LabelBatch batch{.targets = class_ids(metric, in_columns(targets, labels, is_binary))};
   batch.counted = counted_targets(batch.targets, ignore_index);
-  check_range("target", batch.targets, batch.counted, 2);
+  check_range(metric, "target", batch.targets, batch.counted, 2);
   const at::Tensor values = in_columns(predictions, labels, is_binary);
   if (values.is_floating_point()) {
     batch.predictions = at::stack({values > threshold, values.sigmoid() > threshold}).to(at::kLong);
@@ -121,13 +129,13 @@ LabelBatch label_batch(const at::Tensor& predictions, const at::Tensor& targets,
     batch.predictions = values.to(at::kLong).expand({2, -1, -1});
     batch.logits = at::zeros({}, batch.predictions.options());
   }
-  check_range("prediction", batch.predictions, batch.counted, 2);
+  check_range(metric, "prediction", batch.predictions, batch.counted, 2);
   return batch;
 }
 
-ClassBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets, std::int64_t classes,
-                       std::int64_t top_k, std::optional<std::int64_t> ignore_index) {
-  ClassBatch batch{.targets = class_ids(targets.reshape({-1}))};
+ClassBatch class_batch(const char* metric, const at::Tensor& predictions, const at::Tensor& targets,
+                       std::int64_t classes, std::int64_t top_k, std::optional<std::int64_t> ignore_index) {
+  ClassBatch batch{.targets = class_ids(metric, targets.reshape({-1}))};
   batch.counted = counted_targets(batch.targets, ignore_index);
   if (predictions.dim() == targets.dim() + 1 && predictions.size(1) == classes &&
       predictions.numel() == targets.numel() * classes) {
@@ -140,14 +148,14 @@ ClassBatch class_batch(const at::Tensor& predictions, const at::Tensor& targets,
       batch.predictions = at::where(found, batch.targets, best.select(1, 0));
     }
   } else if (predictions.sizes() == targets.sizes() && top_k == 1 && !predictions.is_floating_point()) {
-    batch.predictions = class_ids(predictions.reshape({-1}));
+    batch.predictions = class_ids(metric, predictions.reshape({-1}));
   } else {
-    throw_shapes(predictions, targets,
+    throw_shapes(metric, predictions, targets,
                  fmt::format("scores [N, {}, ...]{} and targets [N, ...]", classes,
                              top_k == 1 ? " or classes [N, ...] of an integer type" : ""));
   }
-  check_range("target", batch.targets, batch.counted, classes);
-  check_range("prediction", batch.predictions, batch.counted, classes);
+  check_range(metric, "target", batch.targets, batch.counted, classes);
+  check_range(metric, "prediction", batch.predictions, batch.counted, classes);
   return batch;
 }
 
@@ -157,10 +165,11 @@ at::Tensor safe_divide(const at::Tensor& numerator, const at::Tensor& denominato
 
 }  // namespace
 
-StatScores::StatScores(const ClassificationOptions& options)
-    : options_(options),
-      targets_(add_sum("targets", {columns_of("classification metric",
-                                              {options.task, options.classes, options.threshold, options.top_k})})),
+StatScores::StatScores(const char* metric, const ClassificationOptions& options)
+    : metric_(metric),
+      options_(options),
+      targets_(
+          add_sum("targets", {columns_of(metric, {options.task, options.classes, options.threshold, options.top_k})})),
       total_(add_sum("total", targets_.sizes())),
       true_positives_(add_sum("true_positives", prediction_shape())),
       predicted_(add_sum("predicted", prediction_shape())),
@@ -181,7 +190,8 @@ void StatScores::update(const at::Tensor& predictions, const at::Tensor& targets
 }
 
 void StatScores::count_classes(const at::Tensor& predictions, const at::Tensor& targets) {
-  const ClassBatch batch = class_batch(predictions, targets, options_.classes, options_.top_k, options_.ignore_index);
+  const ClassBatch batch =
+      class_batch(metric_, predictions, targets, options_.classes, options_.top_k, options_.ignore_index);
   const at::Tensor counted = batch.counted.to(at::kDouble);
   const at::Tensor target = at::where(batch.counted, batch.targets, 0);
   const at::Tensor right = (batch.predictions == batch.targets).to(at::kDouble) * counted;
@@ -192,8 +202,9 @@ void StatScores::count_classes(const at::Tensor& predictions, const at::Tensor& 
 }
 
 void StatScores::count_labels(const at::Tensor& predictions, const at::Tensor& targets) {
-  const LabelBatch batch = label_batch(predictions, targets, targets_.size(0), options_.task == Classification::binary,
-                                       options_.threshold, options_.ignore_index);
+  const LabelBatch batch =
+      label_batch(metric_, predictions, targets, targets_.size(0), options_.task == Classification::binary,
+                  options_.threshold, options_.ignore_index);
   const at::Tensor counted = batch.counted.to(at::kDouble);
   const at::Tensor predicted = batch.predictions * counted;
   const at::Tensor positive = at::where(batch.counted, batch.targets, 0).to(at::kDouble);
@@ -285,13 +296,14 @@ void ConfusionMatrix::update(const at::Tensor& predictions, const at::Tensor& ta
   };
   if (is_multiclass) {
     const std::int64_t classes = counts_.size(-1);
-    const ClassBatch batch = class_batch(predictions, targets, classes, /*top_k=*/1, options_.ignore_index);
+    const ClassBatch batch =
+        class_batch("ConfusionMatrix", predictions, targets, classes, /*top_k=*/1, options_.ignore_index);
     count(batch.targets * classes + batch.predictions, batch.counted);
     return;
   }
   const std::int64_t labels = is_binary ? 1 : options_.classes;
-  const LabelBatch batch =
-      label_batch(predictions, targets, labels, is_binary, options_.threshold, options_.ignore_index);
+  const LabelBatch batch = label_batch("ConfusionMatrix", predictions, targets, labels, is_binary, options_.threshold,
+                                       options_.ignore_index);
   const at::Tensor matrix = at::arange(2 * labels, batch.targets.options()).view({2, 1, labels});  // of each label
   count(matrix * 4 + batch.targets * 2 + batch.predictions, batch.counted.expand_as(batch.predictions));
   logits_ += batch.logits;
@@ -393,17 +405,17 @@ void AUROC::update(const at::Tensor& predictions, const at::Tensor& targets) {
   at::Tensor target;
   if (options_.task == Classification::multiclass) {
     if (predictions.dim() != targets.dim() + 1 || predictions.size(1) != columns) {
-      throw_shapes(predictions, targets, fmt::format("scores [N, {}, ...] and targets [N, ...]", columns));
+      throw_shapes("AUROC", predictions, targets, fmt::format("scores [N, {}, ...] and targets [N, ...]", columns));
     }
     rows = in_columns(predictions, columns, /*is_binary=*/false);
-    target = class_ids(targets.reshape({-1}));
+    target = class_ids("AUROC", targets.reshape({-1}));
   } else {
-    check_label_shapes(predictions, targets, columns, is_binary);
+    check_label_shapes("AUROC", predictions, targets, columns, is_binary);
     rows = in_columns(predictions, columns, is_binary);
-    target = class_ids(in_columns(targets, columns, is_binary));
+    target = class_ids("AUROC", in_columns(targets, columns, is_binary));
   }
   const at::Tensor counted = counted_targets(target, options_.ignore_index);
-  check_range("target", target, counted, options_.task == Classification::multiclass ? columns : 2);
+  check_range("AUROC", "target", target, counted, options_.task == Classification::multiclass ? columns : 2);
   append_rows(scores_, rows);
   append_rows(targets_, at::where(counted, target, -1));
 }
@@ -441,11 +453,11 @@ void Perplexity::update(const at::Tensor& logits, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
   if (logits.dim() != targets.dim() + 1 ||
       logits.sizes().slice(0, static_cast<std::size_t>(targets.dim())) != targets.sizes()) {
-    throw_shapes(logits, targets, "logits [..., V] and targets [...]");
+    throw_shapes("Perplexity", logits, targets, "logits [..., V] and targets [...]");
   }
-  const at::Tensor target = class_ids(targets.reshape({-1}));
+  const at::Tensor target = class_ids("Perplexity", targets.reshape({-1}));
   const at::Tensor counted = counted_targets(target, ignore_index_);
-  check_range("target", target, counted, logits.size(-1));
+  check_range("Perplexity", "target", target, counted, logits.size(-1));
   const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;  // large: tokens x V
   const at::Tensor rows = logits.reshape({-1, logits.size(-1)}).log_softmax(1, dtype);
   const at::Tensor of_targets = rows.gather(1, at::where(counted, target, 0).unsqueeze(1)).squeeze(1);

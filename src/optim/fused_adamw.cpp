@@ -10,11 +10,10 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/optim/serialize.h>
 
+#include "optim/fp32_update.h"
 #include "tensor/one_thread.h"
 
 namespace lockstep {
@@ -29,31 +28,6 @@ const at::Tensor& first_moment(const torch::optim::OptimizerParamState& state) {
 }
 
 }  // namespace
-
-void FusedAdamWState::serialize(torch::serialize::InputArchive& archive) {
-  c10::IValue count;
-  archive.read("step", count);
-  c10::IValue first;
-  c10::IValue second;
-  archive.read("exp_avg", first);
-  archive.read("exp_avg_sq", second);
-  exp_avg = first.toTensor();
-  exp_avg_sq = second.toTensor();
-  c10::IValue largest;
-  if (archive.try_read("max_exp_avg_sq", largest)) {
-    max_exp_avg_sq = largest.toTensor();
-  }
-  step = at::full({}, static_cast<double>(count.toInt()), counter_options(exp_avg.device()));
-}
-
-void FusedAdamWState::serialize(torch::serialize::OutputArchive& archive) const {
-  archive.write("step", c10::IValue(step.item().toLong()));
-  archive.write("exp_avg", c10::IValue(exp_avg));
-  archive.write("exp_avg_sq", c10::IValue(exp_avg_sq));
-  if (max_exp_avg_sq.defined()) {
-    archive.write("max_exp_avg_sq", c10::IValue(max_exp_avg_sq));
-  }
-}
 
 FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                        const torch::optim::AdamWOptions& defaults, WeightDecay weight_decay)
@@ -72,15 +46,27 @@ void FusedAdamW::update() {
     const Moments& moments = moments_[i];
     const auto& options = options_of<torch::optim::AdamWOptions>(list);
     const auto [beta1, beta2] = options.betas();
-    const auto call = [&](auto kernel) {
-      kernel(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, moments.max_exp_avg_sqs, moments.steps,
-             options.lr(), beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false,
-             /*grad_scale=*/std::optional<at::Tensor>(), found_inf);
+    const auto update_tensors = [&](at::TensorList values, at::TensorList gradients, at::TensorList exp_avgs,
+                                    at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs, at::TensorList steps) {
+      const auto call = [&](auto kernel) {
+        kernel(values, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, options.lr(), beta1, beta2,
+               options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false,
+               /*grad_scale=*/std::optional<at::Tensor>(), found_inf);
+      };
+      if (weight_decay_ == WeightDecay::decoupled) {
+        call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+      } else {
+        call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+      }
     };
-    if (weight_decay_ == WeightDecay::decoupled) {
-      call([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+    if (rounds(list)) {
+      update_in_fp32(
+          {list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, moments.max_exp_avg_sqs, moments.steps},
+          UpdateUnit::elements, {.key = rounding_key(), .positions = list.positions},
+          [&](UpdateLists& part) { update_tensors(part[0], part[1], part[2], part[3], part[4], part[5]); });
     } else {
-      call([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+      update_tensors(list.values, list.gradients, moments.exp_avgs, moments.exp_avg_sqs, moments.max_exp_avg_sqs,
+                     moments.steps);
     }
   }
   if (found_inf.has_value() && !counters_.empty()) {
@@ -152,16 +138,6 @@ void FusedAdamW::share_steps() {
         counters.try_emplace({device.type(), device.index(), state.step.item().toLong()}, state.step);
     state.step = found->second;
   }
-}
-
-void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<FusedAdamWState, torch::optim::AdamWOptions>(archive, *this);
-}
-
-void FusedAdamW::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<FusedAdamWState, torch::optim::AdamWOptions>(archive, *this);
-  share_steps();
-  forget_lists();
 }
 
 }  // namespace lockstep

@@ -12,16 +12,13 @@
 
 namespace lockstep {
 
-/// State of one parameter. In an archive it equals the state of torch::optim::AdamW, so each can read the other's.
+/// State of one parameter.
 struct FusedAdamWState : public torch::optim::OptimizerCloneableParamState<FusedAdamWState> {
   at::Tensor
       step{};  ///< float32, 0-dim, on the parameter's device; one tensor for all parameters with the same step count
   at::Tensor exp_avg{};
   at::Tensor exp_avg_sq{};
   at::Tensor max_exp_avg_sq{};  ///< undefined without amsgrad
-
-  void serialize(torch::serialize::InputArchive& archive) override;
-  void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
 enum class WeightDecay { decoupled, in_gradient };  ///< of AdamW, of Adam
@@ -34,8 +31,6 @@ class FusedAdamW : public ListOptimizer, public SkipsOnDevice {
                       WeightDecay weight_decay = WeightDecay::decoupled);
 
   void skip_if(at::Tensor found_inf) override { found_inf_ = std::move(found_inf); }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 
   /// Makes parameters with the same step count share one counter again, after their states were replaced. Synchronizes
   /// with the device.

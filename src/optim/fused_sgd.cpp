@@ -9,8 +9,8 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/optim/serialize.h>
 
+#include "optim/fp32_update.h"
 #include "tensor/one_thread.h"
 
 namespace lockstep {
@@ -22,19 +22,19 @@ const at::Tensor& momentum_buffer(const torch::optim::OptimizerParamState& state
 
 // The kernel of LibTorch 2.11 for half types on the CPU gives wrong values to all elements of a parameter but the last
 // ones, which fill no vector.
-bool has_wrong_kernel(const GradientList& list) {
-  const at::Tensor& first = list.values.front();
-  return first.is_cpu() && (first.scalar_type() == at::kHalf || first.scalar_type() == at::kBFloat16);
+bool has_wrong_kernel(const at::Tensor& value) {
+  return value.is_cpu() && (value.scalar_type() == at::kHalf || value.scalar_type() == at::kBFloat16);
 }
 
 /// The same update by operations on all tensors of the list together.
-void update_by_foreach(const GradientList& list, const torch::optim::SGDOptions& options, at::TensorList buffers) {
-  std::vector<at::Tensor> changes(list.gradients.begin(), list.gradients.end());
+void update_by_foreach(at::TensorList values, at::TensorList gradients, at::TensorList buffers, bool buffers_are_new,
+                       const torch::optim::SGDOptions& options) {
+  std::vector<at::Tensor> changes = gradients.vec();
   if (options.weight_decay() != 0) {
-    changes = at::_foreach_add(changes, list.values, options.weight_decay());
+    changes = at::_foreach_add(changes, values, options.weight_decay());
   }
   if (options.momentum() != 0) {
-    if (list.is_new) {
+    if (buffers_are_new) {
       at::_foreach_copy_(buffers, changes);
     } else {
       at::_foreach_mul_(buffers, options.momentum());
@@ -42,7 +42,7 @@ void update_by_foreach(const GradientList& list, const torch::optim::SGDOptions&
     }
     changes = options.nesterov() ? at::_foreach_add(changes, buffers, options.momentum()) : buffers.vec();
   }
-  at::_foreach_add_(list.values, changes, -options.lr());
+  at::_foreach_add_(values, changes, -options.lr());
 }
 
 }  // namespace
@@ -64,18 +64,29 @@ void FusedSgd::update() {
     if (with_momentum && buffers_[i].empty()) {
       buffers_[i] = momentum_buffers(list);
     }
-    if (has_wrong_kernel(list)) {
-      if (!skip.defined() || skip.item<float>() == 0) {
-        update_by_foreach(list, options, buffers_[i]);
+    const bool buffers_are_new = with_momentum && list.is_new;
+    const auto update_tensors = [&](at::TensorList values, at::TensorList gradients, at::TensorList buffers) {
+      if (has_wrong_kernel(values.front())) {
+        if (!skip.defined() || skip.item<float>() == 0) {
+          update_by_foreach(values, gradients, buffers, buffers_are_new, options);
+        }
+        return;
       }
-      continue;
+      // A new buffer starts as the gradient; in the next step its list is not new and joins the others. CUDA's kernel
+      // warns if there is a first step without a buffer.
+      at::_fused_sgd_(values, gradients, buffers, options.weight_decay(), options.momentum(), options.lr(),
+                      options.dampening(), options.nesterov(), /*maximize=*/false, /*is_first_step=*/buffers_are_new,
+                      /*grad_scale=*/{}, skip.defined() ? std::optional(skip) : std::nullopt);
+    };
+    const std::vector<at::Tensor> none;
+    const std::vector<at::Tensor>& buffers = with_momentum ? buffers_[i] : none;
+    if (rounds(list)) {
+      update_in_fp32({list.values, list.gradients, buffers}, UpdateUnit::elements,
+                     {.key = rounding_key(), .positions = list.positions},
+                     [&](UpdateLists& part) { update_tensors(part[0], part[1], part[2]); });
+    } else {
+      update_tensors(list.values, list.gradients, buffers);
     }
-    // A new buffer starts as the gradient; in the next step its list is not new and joins the others. CUDA's kernel
-    // warns if there is a first step without a buffer.
-    at::_fused_sgd_(list.values, list.gradients, with_momentum ? at::TensorList(buffers_[i]) : at::TensorList(),
-                    options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/with_momentum && list.is_new, /*grad_scale=*/{},
-                    skip.defined() ? std::optional(skip) : std::nullopt);
   }
 }
 
@@ -91,14 +102,6 @@ std::vector<at::Tensor> FusedSgd::momentum_buffers(const GradientList& list) {
     buffers.push_back(as_real(momentum_buffer(*state_.at(parameter.unsafeGetTensorImpl()))));
   }
   return buffers;
-}
-
-void FusedSgd::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<torch::optim::SGDParamState, torch::optim::SGDOptions>(archive, *this);
-}
-
-void FusedSgd::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<torch::optim::SGDParamState, torch::optim::SGDOptions>(archive, *this);
 }
 
 }  // namespace lockstep

@@ -19,8 +19,6 @@ class FusedSgd : public ListOptimizer, public SkipsOnDevice {
 
   /// Waits for the device if a parameter has no momentum yet.
   void skip_if(at::Tensor found_inf) override { found_inf_ = std::move(found_inf); }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 
  private:
   void lists_changed() override { buffers_.assign(lists().size(), {}); }

@@ -97,6 +97,7 @@ bool GradientLists::take_gradients(const torch::optim::Optimizer& optimizer) {
 void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
   forget();
   const auto& groups = optimizer.param_groups();
+  std::int64_t position = 0;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (const at::Tensor& parameter : groups[group].params()) {
       Member member{.group = group, .parameter = parameter.unsafeGetTensorImpl()};
@@ -119,8 +120,10 @@ void GradientLists::rebuild(const torch::optim::Optimizer& optimizer) {
               list, GradientList{.group = group, .is_new = !member.state.defined(), .is_small = is_small(parameter)});
         }
         list->parameters.push_back(parameter);
+        list->positions.push_back(position);
         member.list = static_cast<std::size_t>(list - lists_.begin());
       }
+      position += parameter.numel();
       members_.push_back(std::move(member));
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -16,8 +17,9 @@ struct GradientList {
   bool is_new = false;    ///< no state before this step
   bool is_small = false;  ///< parameters on the CPU, none of which is worth a second thread
   std::vector<at::Tensor> parameters{};
-  std::vector<at::Tensor> values{};     ///< in the order of the parameters: their memory as real numbers
-  std::vector<at::Tensor> gradients{};  ///< in the order of the parameters, with the same layout
+  std::vector<std::int64_t> positions{};  ///< per parameter: elements of all parameters of the optimizer before it
+  std::vector<at::Tensor> values{};       ///< in the order of the parameters: their memory as real numbers
+  std::vector<at::Tensor> gradients{};    ///< in the order of the parameters, with the same layout
 };
 
 /// A complex tensor as pairs of real numbers in the same memory, which the kernels can process; other tensors

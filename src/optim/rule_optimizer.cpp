@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
+#include "optim/fp32_update.h"
 
 namespace lockstep {
 namespace {
@@ -16,11 +16,6 @@ const at::Tensor& identity_of(const torch::optim::OptimizerParamState& state) {
 
 /// With at least one dimension: the product of a 0-dim float and a 0-dim double, such as a common number, is a double.
 at::Tensor with_dimension(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.view({1}) : tensor; }
-
-[[noreturn]] void throw_no_archive() {
-  throw Error("this optimizer cannot be written into an archive of torch::save",
-              "use the Trainer's checkpoints, or Strategy::optimizer_state()");
-}
 
 }  // namespace
 
@@ -101,6 +96,7 @@ void RuleOptimizer::lists_changed() {
       Part& part = by_numbers[state.numbers()];
       part.list = i;
       part.members.push_back(member);
+      part.positions.push_back(list.positions[member]);
       part.states.push_back(&state);
       part.slots.resize(state.slots.size());
       for (std::size_t slot = 0; slot < state.slots.size(); ++slot) {
@@ -136,18 +132,29 @@ void RuleOptimizer::update_part(Part& part) {
     part.gradients.push_back(with_dimension(list.gradients[part.members[i]]));
   }
   const auto& options = options_of<RuleOptions>(list);
-  options.rule->update({.step = part.states.front()->count(),
-                        .lr = options.lr,
-                        .weight_decay = options.weight_decay.value_or(0),
-                        .values = part.values,
-                        .gradients = part.gradients,
-                        .slots = part.slots,
-                        .common = common_});
+  const auto update_tensors = [&](const std::vector<at::Tensor>& values, const std::vector<at::Tensor>& gradients,
+                                  std::vector<std::vector<at::Tensor>>& slots) {
+    options.rule->update({.step = part.states.front()->count(),
+                          .lr = options.lr,
+                          .weight_decay = options.weight_decay.value_or(0),
+                          .values = values,
+                          .gradients = gradients,
+                          .slots = slots,
+                          .common = common_});
+  };
+  if (rounds(list)) {
+    UpdateLists lists{part.values, part.gradients};
+    lists.insert(lists.end(), part.slots.begin(), part.slots.end());
+    update_in_fp32(lists, UpdateUnit::parameters, {.key = rounding_key(), .positions = part.positions},
+                   [&](UpdateLists& some) {
+                     std::vector<std::vector<at::Tensor>> slots(some.begin() + 2, some.end());
+                     update_tensors(some[0], some[1], slots);
+                   });
+  } else {
+    update_tensors(part.values, part.gradients, part.slots);
+  }
   part.values.clear();
   part.gradients.clear();  // so that zero_grad() frees their memory
 }
-
-void RuleOptimizer::save(torch::serialize::OutputArchive&) const { throw_no_archive(); }
-void RuleOptimizer::load(torch::serialize::InputArchive&) { throw_no_archive(); }
 
 }  // namespace lockstep

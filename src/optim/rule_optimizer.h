@@ -90,14 +90,10 @@ struct RuleState : public torch::optim::OptimizerCloneableParamState<RuleState> 
   std::vector<at::Tensor> slots;     ///< in the order of `kinds`; undefined: the parameter has no such slot
 };
 
-/// Archives of torch::save are not supported: save() and load() throw Error.
 class RuleOptimizer final : public ListOptimizer {
  public:
   /// A group may have a rule of its own. Common numbers are those of the rule of `defaults`.
   RuleOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const RuleOptions& defaults);
-
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
 
   const RuleOptions& rule_defaults() const { return static_cast<const RuleOptions&>(defaults()); }
   /// In the order of UpdateRule::common(), on any device; empty before the first step.
@@ -108,7 +104,8 @@ class RuleOptimizer final : public ListOptimizer {
   /// earlier step.
   struct Part {
     std::size_t list = 0;
-    std::vector<std::size_t> members{};  // positions in the list
+    std::vector<std::size_t> members{};     // indices in the list
+    std::vector<std::int64_t> positions{};  // theirs, see GradientList
     std::vector<RuleState*> states{};
     std::vector<std::vector<at::Tensor>> slots{};
     std::vector<at::Tensor> values{};  // of this step, and so the gradients

@@ -13,8 +13,7 @@
 
 #include "base/about_another_rank.h"
 #include "base/exception_text.h"
-#include "base/splitmix.h"
-#include "parallel/stochastic_rounding.h"
+#include "tensor/stochastic_rounding.h"
 #include "world/peer_errors.h"
 #include "world/world_access.h"
 
@@ -77,12 +76,8 @@ CompressionHook::CompressionHook(World& world, std::int64_t count_slot, GradComp
     : BucketHook(world, count_slot), compression_(compression), key_(key) {}
 
 std::uint64_t CompressionHook::key(std::int64_t bucket, std::uint64_t place) const {
-  std::uint64_t key = splitmix(key_.seed);
-  for (const std::uint64_t part :
-       {static_cast<std::uint64_t>(step()), std::uint64_t{key_.optimizer}, static_cast<std::uint64_t>(bucket), place}) {
-    key = splitmix(key ^ part);
-  }
-  return key;
+  return rounding_key(key_.seed, {static_cast<std::uint64_t>(step()), std::uint64_t{key_.optimizer},
+                                  static_cast<std::uint64_t>(bucket), place});
 }
 
 BucketHook::Result CompressionHook::reduce(const at::Tensor& bucket, std::int64_t index) {

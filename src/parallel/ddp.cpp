@@ -47,7 +47,7 @@ void check_sparse_backend(std::span<const std::string> sparse, std::string_view 
 
 Ddp::Ddp(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision, std::uint64_t seed,
          GradientHook hook)
-    : SingleDevice(optim, dist, world, precision), seed_(seed), hook_(std::move(hook)) {}
+    : SingleDevice(optim, dist, world, precision, seed), hook_(std::move(hook)) {}
 
 void Ddp::prepare(torch::nn::Module& module, std::span<const OptimizerSpec> optimizers) {
   SingleDevice::prepare(module, optimizers);

@@ -41,9 +41,8 @@ class Ddp final : public SingleDevice {
   void make_reducers();
   void send_buffers();
 
-  const std::uint64_t seed_;  // of random rounding
-  const GradientHook hook_;   // empty: the reducer's own reduction, or dist.compression
-  bool buffers_due_ = true;   // true once per step, before its first forward
+  const GradientHook hook_;  // empty: the reducer's own reduction, or dist.compression
+  bool buffers_due_ = true;  // true once per step, before its first forward
 
   std::optional<ControlLane> lane_{};             // once prepared
   std::shared_ptr<SyncStatistics> statistics_{};  // nullptr without SyncBatchNorm

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "parallel/parameter_sync.h"
+#include "tensor/tensor_layout.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -59,29 +60,19 @@ void OptimizerShards::send_updates(const NamedTensors& parameters) const {
 }
 
 NamedTensors OptimizerShards::gather(NamedTensors mine, const NamedTensors& parameters) const {
-  Json list = Json::array();
-  for (const auto& [name, tensor] : mine) {
-    list.push_back(
-        {{"name", name}, {"dtype", static_cast<int>(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}});
-  }
-  const std::vector<std::string> all = world_.gather(dump_json(list));
+  const std::vector<std::string> all = world_.gather(dump_json(tensor_layout(mine)));
   std::unordered_map<std::string, NamedTensors> of_parameter;
   for (int rank = 0; rank < world_.size(); ++rank) {
-    const Json entries = parse_json(all[static_cast<std::size_t>(rank)]);
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const auto name = entries[i].at("name").get<std::string>();
+    // On the device there is one of them at a time.
+    const NamedTensors states = empty_tensors(parse_json(all[static_cast<std::size_t>(rank)]), at::kMeta);
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      const auto& [name, layout] = states[i];
       const auto owner = owners_.find(parameter_of(name));
       if (owner == owners_.end() || owner->second != rank) {
         continue;
       }
-      at::Tensor tensor;
-      if (world_.rank() == rank) {
-        tensor = mine[i].second.to(world_.device());
-      } else {
-        const auto dtype = static_cast<at::ScalarType>(entries[i].at("dtype").get<int>());
-        tensor = at::empty(entries[i].at("shape").get<std::vector<std::int64_t>>(),
-                           at::device(world_.device()).dtype(dtype));
-      }
+      const at::Tensor tensor = world_.rank() == rank ? mine[i].second.to(world_.device())
+                                                      : at::empty_like(layout, at::device(world_.device()));
       if (rank != 0) {
         world_.broadcast(tensor, rank);
       }

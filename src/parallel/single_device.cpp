@@ -20,8 +20,10 @@
 #include "base/mapped.h"
 #include "base/text.h"
 #include "optim/grad_norm.h"
+#include "optim/list_optimizer.h"
 #include "parallel/sync_statistics.h"
 #include "tensor/replaced_values.h"
+#include "tensor/stochastic_rounding.h"
 
 namespace lockstep {
 
@@ -74,6 +76,16 @@ void SingleDeviceOptimizer::build() {
   built_ = build_optimizer(spec_, parameters_, strategy_.optim_, std::move(parameters.frozen));
   built_.key = fmt::format("optimizer:{}", index_);
   needs_closure_ = is_lbfgs(*built_.optimizer);
+  rounded_ = nullptr;
+  const bool has_bfloat16 = std::ranges::any_of(
+      parameters_, [](const auto& parameter) { return parameter.second.scalar_type() == at::kBFloat16; });
+  if (strategy_.optim_.stochastic_rounding && has_bfloat16) {
+    rounded_ = dynamic_cast<ListOptimizer*>(built_.optimizer.get());
+    if (rounded_ == nullptr) {
+      throw ConfigError(fmt::format("optim.stochastic_rounding: optimizer '{}' calculates its updates itself", name()),
+                        "use a factory of lockstep, such as lockstep::adamw(), or --optim.stochastic_rounding false");
+    }
+  }
 }
 
 void SingleDeviceOptimizer::build_again() {
@@ -256,12 +268,24 @@ void SingleDeviceOptimizer::clamp_grads(double limit) {
   clamp_(defined_grads(), limit);
 }
 
+// The numbers depend on the seed and on the place of an update in the run alone, so a resumed run has the same.
+void SingleDeviceOptimizer::begin_rounding() {
+  if (rounded_ == nullptr) {
+    return;
+  }
+  updates_ = std::exchange(rounded_step_, strategy_.step_) == strategy_.step_ ? updates_ + 1 : 0;
+  constexpr std::uint64_t kUpdate = ~std::uint64_t{0};  // no rank, see CompressionHook::key
+  rounded_->round_next(rounding_key(
+      strategy_.seed_, {static_cast<std::uint64_t>(strategy_.step_), std::uint64_t{index_}, updates_, kUpdate}));
+}
+
 void SingleDeviceOptimizer::step() {
   if (needs_closure_) {
     throw Error(fmt::format("optimizer '{}' is LBFGS, which needs a closure that evaluates the loss", name()),
                 "override Task::optimize and call Step::optimizer().minimize() there, see docs/training.md");
   }
   strategy_.begin_phase(Phase::optimizer);
+  begin_rounding();
   const at::Tensor skip = std::exchange(skip_, {});
   if (scaler_) {
     scaler_->step(*built_.optimizer, skip);
@@ -318,6 +342,7 @@ void SingleDevice::prepare(torch::nn::Module& module, std::span<const OptimizerS
     optimizers_.push_back(make_optimizer(spec));
   }
   check_that_something_trains();
+  check_rounding();
   look_at_owners();
 }
 
@@ -371,6 +396,14 @@ void SingleDevice::check_that_something_trains() const {
                    [](const auto& optimizer) { return !optimizer->parameters().empty(); })) {
     throw ConfigError("no parameter of any optimizer requires gradients, expected at least one",
                       "keep requires_grad of the parameters that you want to train");
+  }
+}
+
+void SingleDevice::check_rounding() const {
+  if (optim_.stochastic_rounding &&
+      std::ranges::none_of(optimizers_, [](const auto& optimizer) { return optimizer->rounds(); })) {
+    throw ConfigError("--optim.stochastic_rounding true: no bfloat16 parameter is trained",
+                      "use --precision bf16, or leave it out");
   }
 }
 

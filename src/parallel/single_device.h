@@ -18,6 +18,7 @@
 
 namespace lockstep {
 
+class ListOptimizer;
 class SingleDevice;
 
 class SingleDeviceOptimizer : public StrategyOptimizer {
@@ -54,6 +55,8 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   /// Those that it updates.
   const NamedTensors& parameters() const noexcept { return parameters_; }
   const std::string& name() const noexcept { return spec_.name; }
+  /// Whether it rounds updates at random.
+  bool rounds() const noexcept { return rounded_ != nullptr; }
   virtual NamedTensors state() const;
   /// See lockstep::evaluation_values.
   virtual NamedTensors evaluation_values() const { return lockstep::evaluation_values(built_); }
@@ -93,6 +96,7 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
  private:
   void build();
   std::string scaler_key() const;
+  void begin_rounding();
   bool skips_not_finite() const;
   const std::vector<at::Tensor>& defined_grads();
   void add_grad(at::Tensor& gradient);
@@ -103,17 +107,22 @@ class SingleDeviceOptimizer : public StrategyOptimizer {
   at::Tensor not_finite_{};             // a flag: a gradient of this step is not finite; undefined: not known
   at::Tensor skip_{};                   // of the next step()
   std::vector<at::Tensor> grads_{};     // reused by defined_grads()
+  ListOptimizer* rounded_ = nullptr;    // the optimizer, if it has to round updates at random
+  std::int64_t rounded_step_ = -1;      // of the last update that was rounded
+  std::uint64_t updates_ = 0;           // in that step
   bool needs_closure_ = false;          // asking for the class takes too long for each step
   bool looked_for_unused_ = false;
 };
 
 class SingleDevice : public Strategy {
  public:
-  SingleDevice(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision = Precision::fp32)
+  SingleDevice(const OptimConfig& optim, const DistConfig& dist, World& world, Precision precision = Precision::fp32,
+               std::uint64_t seed = 0)
       : world_(world),
         progress_(WorldAccess::progress(world)),
         clock_(WorldAccess::clock(world)),
         dist_(dist),
+        seed_(seed),
         optim_(optim),
         precision_(precision) {}
 
@@ -158,12 +167,15 @@ class SingleDevice : public Strategy {
   ProgressRecord& progress_;
   DeviceClock& clock_;
   const DistConfig dist_;
+  const std::uint64_t seed_;  // of rounding at random
   torch::nn::Module* module_ = nullptr;
   std::vector<std::unique_ptr<SingleDeviceOptimizer>> optimizers_{};
   std::int64_t step_ = 0;  // number of the current step
 
  private:
   void check_that_something_trains() const;
+  /// Throws: ConfigError if nothing can be rounded at random, and optim.stochastic_rounding asks for it.
+  void check_rounding() const;
   /// Throws: ConfigError if two optimizers train one parameter. Finds those that none trains.
   void look_at_owners();
   /// Parameters and the values with which they are evaluated, if these are others.

@@ -28,7 +28,7 @@ std::unique_ptr<Strategy> make_strategy(const Plan& plan, World& world, Gradient
                       "the hook decides in which format gradients are sent: use --dist.compression none");
   }
   if (world.size() == 1) {
-    return std::make_unique<SingleDevice>(config.optim, config.dist, world, config.precision);
+    return std::make_unique<SingleDevice>(config.optim, config.dist, world, config.precision, config.seed);
   }
   return std::make_unique<Ddp>(config.optim, config.dist, world, config.precision, config.seed, std::move(hook));
 }

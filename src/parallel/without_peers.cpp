@@ -80,7 +80,7 @@ class OptimizerWithoutPeers final : public SingleDeviceOptimizer {
 }  // namespace
 
 WithoutPeers::WithoutPeers(const TrainConfig& config, World& peers, World& alone)
-    : SingleDevice(config.optim, config.dist, alone, config.precision), peers_(peers) {}
+    : SingleDevice(config.optim, config.dist, alone, config.precision, config.seed), peers_(peers) {}
 
 std::unique_ptr<SingleDeviceOptimizer> WithoutPeers::make_optimizer(const OptimizerSpec& spec) {
   if (peers_.size() == 1) {

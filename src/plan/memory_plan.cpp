@@ -151,7 +151,6 @@ std::string ranks_text(const MemoryPlan& memory, const Plan& plan) {
 struct Saving {
   std::string_view how{};
   void (*apply)(Plan& plan, OptimizerMemory& optimizer) = nullptr;
-  std::string_view cost{};
 };
 
 std::vector<Saving> possible_savings(const OptimizerMemory& optimizer, const Plan& plan) {
@@ -161,9 +160,8 @@ std::vector<Saving> possible_savings(const OptimizerMemory& optimizer, const Pla
                        [](Plan& other, OptimizerMemory&) { other.config.dist.shard_optimizer = true; }});
   }
   if (bytes_of_value(plan.config.precision) > 2) {
-    savings.push_back({"--precision bf16",
-                       [](Plan& other, OptimizerMemory&) { other.config.precision = Precision::bf16; },
-                       "small updates are lost"});
+    savings.push_back({"--precision bf16 --optim.stochastic_rounding true",
+                       [](Plan& other, OptimizerMemory&) { other.config.precision = Precision::bf16; }});
   }
   if (optimizer.state + optimizer.update > 0) {
     savings.push_back(
@@ -186,8 +184,7 @@ std::string how_to_save(std::int64_t available, const MemoryPlan& memory, const 
   std::vector<std::string> sufficient;
   for (const Saving& saving : savings) {
     if (const std::int64_t needed = needed_with({&saving, 1}, memory, plan); needed <= available) {
-      sufficient.push_back(fmt::format("{} (then {}{}{})", saving.how, human_bytes(needed),
-                                       saving.cost.empty() ? "" : "; ", saving.cost));
+      sufficient.push_back(fmt::format("{} (then {})", saving.how, human_bytes(needed)));
     }
   }
   if (!sufficient.empty()) {
@@ -197,10 +194,7 @@ std::string how_to_save(std::int64_t available, const MemoryPlan& memory, const 
   if (savings.empty()) {
     return std::string(kElse);
   }
-  const auto with_cost = [](const Saving& saving) {
-    return saving.cost.empty() ? std::string(saving.how) : fmt::format("{} ({})", saving.how, saving.cost);
-  };
-  const std::string all = join(mapped(savings, with_cost), " and ");
+  const std::string all = join(mapped(savings, [](const Saving& saving) { return std::string(saving.how); }), " and ");
   const std::int64_t needed = needed_with(savings, memory, plan);
   return needed <= available ? fmt::format("use {} (then {})", all, human_bytes(needed))
                              : fmt::format("{}; {} would still need {}", kElse, all, human_bytes(needed));

@@ -149,8 +149,8 @@ void check_nprocs(int nprocs, const Identity& identity, Findings& findings) {
                      "remove --nprocs, or start that many ranks");
   }
   if (identity.starts_ranks && nprocs < identity.nodes) {
-    findings.problem(fmt::format("--nprocs {}: {} started this program on {}, expected a rank on each", nprocs,
-                                 identity.launcher, counted(identity.nodes, "node")),
+    findings.problem(fmt::format("--nprocs {}: found {} ({}), expected a rank on each", nprocs,
+                                 counted(identity.nodes, "node"), shown_variables(identity)),
                      fmt::format("use --nprocs {} or more, or fewer nodes", identity.nodes));
   }
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 
@@ -44,13 +45,11 @@ std::int64_t now_ns() noexcept {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
-void end_on_second_interrupt() noexcept {
+// One Ctrl-C may arrive twice, from the terminal and from a launcher. Only a later one counts as the second.
+bool is_second() noexcept {
   const std::int64_t now = now_ns();
   std::int64_t first = 0;
-  // One Ctrl-C may arrive twice, from the terminal and from a launcher. Only a later one counts as the second.
-  if (!target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecondInterrupt) {
-    _exit(static_cast<int>(ExitCode::interrupted));
-  }
+  return !target.first_interrupt.compare_exchange_strong(first, now) && now - first > kSecondInterrupt;
 }
 
 void take_default_action(int signal) noexcept {
@@ -90,8 +89,8 @@ extern "C" void on_signal(int signal) {
     return;
   }
   target.handlers_running.fetch_add(1);
-  if (signal == SIGINT) {
-    end_on_second_interrupt();
+  if (signal == SIGINT && is_second()) {
+    _exit(static_cast<int>(ExitCode::interrupted));
   }
   if (TrainControl* control = target.control.load()) {
     if (!control->request_stop_from_signal(signal == SIGINT ? StopKind::interrupt : StopKind::terminate) &&
@@ -108,6 +107,35 @@ extern "C" void on_signal(int signal) {
 // programs that this process starts.
 extern "C" void on_failed_write(int) {}
 
+// Nobody takes requests any more. A second one ends a process whose destructors hang.
+extern "C" void on_signal_at_exit(int signal) {
+  const int saved_errno = errno;
+  if (getpid() != target.process || is_second()) {
+    take_default_action(signal);
+  }
+  errno = saved_errno;
+}
+
+void install_handler(int signal, void (*stop_handler)(int)) noexcept {
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = signal == SIGPIPE || signal == SIGXFSZ ? on_failed_write : stop_handler;
+  sigaction(signal, &action, nullptr);
+}
+
+extern "C" void handle_until_the_end() {
+  target.process = getpid();
+  target.first_interrupt = 0;
+  for (const int signal : kSignals) {
+    struct sigaction current {};
+    sigaction(signal, nullptr, &current);
+    if (current.sa_handler == SIG_DFL) {
+      install_handler(signal, on_signal_at_exit);
+    }
+  }
+}
+
 }  // namespace
 
 struct SignalScope::State {
@@ -123,14 +151,10 @@ SignalScope::SignalScope(TrainControl control, EarlyStop early_stop)
   target.process = getpid();
   target.first_interrupt = 0;
   target.early_stop = early_stop;
-  struct sigaction action {};
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    action.sa_handler = kSignals[i] == SIGPIPE || kSignals[i] == SIGXFSZ ? on_failed_write : on_signal;
     sigaction(kSignals[i], nullptr, &state_->before[i]);
     if (state_->before[i].sa_handler != SIG_IGN) {  // nohup and background shells ignore it on purpose
-      sigaction(kSignals[i], &action, nullptr);
+      install_handler(kSignals[i], on_signal);
     }
   }
 }
@@ -144,5 +168,8 @@ SignalScope::~SignalScope() {
     std::this_thread::yield();
   }
 }
+
+// exit() calls the handler that was added last first: this one before the destructors of what the training has used.
+void ignore_stops_at_exit() { std::atexit(handle_until_the_end); }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // SIGINT, SIGTERM, SIGUSR1, SIGHUP -> TrainControl, and no death by SIGPIPE or SIGXFSZ, for a process that is a rank.
-// Torch-free.
+// Also for the end of the process, and there for the launcher too. Torch-free.
 #pragma once
 
 #include <memory>
@@ -29,5 +29,10 @@ class SignalScope {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Call it when the exit code is decided. From the return of main on, the process ends with that code whatever signal
+/// asks it to stop: the destructors of LibTorch and of other libraries take a while. Until then, and for signals that
+/// the program handles or ignores itself, nothing changes. A second Ctrl-C still ends it at once.
+void ignore_stops_at_exit();
 
 }  // namespace lockstep

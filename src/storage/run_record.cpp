@@ -15,9 +15,8 @@ namespace {
 
 constexpr int kFormat = 1;
 constexpr const char* kOtherRun =
-    "--run_name NAME starts another run, --fresh renames this one and starts over; to use its weights in a "
-    "new "
-    "run, use --run_name NAME --resume DIRECTORY";
+    "--run_name NAME starts another run, --fresh renames this one and starts over; in another run, --resume DIRECTORY "
+    "continues this one and --init_weights DIRECTORY takes only its weights";
 
 std::optional<RunRecord> record_of(const RunFound& found) {
   return found.json.empty() ? std::nullopt

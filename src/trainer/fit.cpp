@@ -14,7 +14,6 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 #include <lockstep/optim/precision.h>
 
 #include "base/exception_text.h"
@@ -23,6 +22,7 @@
 #include "trainer/fit_run.h"
 #include "trainer/source_check.h"
 #include "trainer/watch/repeated_warnings.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -166,6 +166,7 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
   clock_.enter(Phase::task);
   StepAccess::begin(step, batches, state_, schedule_step(), loss_factor_);
   task_.optimize(step);
+  record_.set_phase(Phase::task);  // what fails now is no failure of the optimizer
   StepAccess::end(step);
   if (steps_here_++ == 0) {
     check_that_it_trains(step);
@@ -190,8 +191,9 @@ void Fit::run_step(Step& step, const StepBatches& batches) {
 
 // What is due after a step.
 void Fit::after_step(bool ends_epoch) {
-  place_.validation_is_due =
-      validation_ != nullptr && (agreed_.validate || validation_times_.is_due(state_, place_.steps, ends_epoch));
+  const bool validates_by_steps = validation_times_.is_due(state_, place_.steps, ends_epoch);
+  place_.validation_is_due = validation_ != nullptr && (agreed_.validate || validates_by_steps);
+  place_.validation_is_extra = agreed_.validate && !validates_by_steps;
   notify(Stage::step_end);
   if (ends_epoch) {
     notify(Stage::epoch_end);
@@ -214,6 +216,12 @@ void Fit::after_step(bool ends_epoch) {
   }
   if (place_.validation_is_due) {
     validate();
+  }
+  if (finished()) {  // before the save, which then has it, too
+    run_late_commands();
+    if (reported_at_ != state_.step) {
+      report();
+    }
   }
   if (agreed_.save_ended) {
     record_.set_phase(Phase::save);
@@ -273,9 +281,7 @@ void Fit::check_that_it_trains(const Step& step) {
 void Fit::look_for_straggler() {
   clock_.end_step();
   if (const auto news = stragglers_.end_step(state_.step)) {
-    if (world_.is_main()) {
-      log_warning(news->text);
-    }
+    warn_on_main(world_, news->text);
     files_.event(news->event, news->fields);
   }
 }
@@ -290,6 +296,7 @@ ScheduleStep Fit::schedule_step() const {
 
 // The context that every stage has. Some stages add a value.
 StageContext Fit::at(Stage stage) {
+  const bool has_report = stage != Stage::fit_end && stage != Stage::exception;  // no other one follows
   return {.stage = stage,
           .state = state_,
           .module = task_.module(),
@@ -298,7 +305,7 @@ StageContext Fit::at(Stage stage) {
           .control = control_,
           .step = last_,
           .strategy = strategy_.get(),
-          .log_to = &metrics_.logged(),
+          .log_to = has_report ? &metrics_.logged() : nullptr,
           .task = &task_,
           .train = (stage & kUnsynchronizedStages) == 0 ? &train_ : &unread_train_,
           .media = files_.media()};

@@ -18,6 +18,7 @@
 #include "trainer/output/metric_names.h"
 #include "trainer/output/run_end.h"
 #include "trainer/output/time_shares.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -42,11 +43,16 @@ std::string below_minimum(const TrainConfig& config, const TrainState& state, co
 
 }  // namespace
 
-FitResult Fit::finish() {
-  record_.set_phase(Phase::finish);
-  if (world_.any(commands_.has_own())) {  // they came in the last step, on a GPU or while a rank waited for data
+// They came in the last step, on a GPU or while a rank waited for data.
+void Fit::run_late_commands() {
+  if (world_.any(commands_.has_own())) {
     run_commands();
   }
+}
+
+FitResult Fit::finish() {
+  record_.set_phase(Phase::finish);
+  run_late_commands();
   if (state_.step > 0 && !(resumed_ && steps_at_start_ == state_.step)) {
     if (reported_at_ != state_.step) {
       report();  // metrics since the last report
@@ -114,9 +120,7 @@ void Fit::save_after_failure() noexcept {
     }
     checkpoints_.collect();  // the save that runs in the background may be the newest one
   } catch (...) {            // mostly of a save, and then the same on all ranks
-    if (world_.is_main()) {
-      log_warning("not saved after the failure: " + current_exception_text());
-    }
+    warn_on_main(world_, "not saved after the failure: " + current_exception_text());
   }
 }
 

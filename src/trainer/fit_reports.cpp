@@ -90,7 +90,8 @@ void Fit::append_optimizer(Metrics& metrics) const {
 Metrics Fit::publish(Stage stage, Metrics metrics, const Metrics& logged) {
   StageContext context = at(stage);
   context.metrics = context.log_to = &metrics;
-  context.ends_window = stage != Stage::report || ends_window();
+  context.ends_window =
+      stage == Stage::report ? ends_window() : stage != Stage::validation_end || !place_.validation_is_extra;
   context.is_left_out =
       stage != Stage::validation_end && (anomalies_.will_roll_back() || metrics_.have_left_out_steps());
   for (const auto& [name, value] : logged) {
@@ -130,6 +131,7 @@ StopKind Fit::least_stop_of_validation() const {
 }
 
 void Fit::validate_now() {
+  record_.set_phase(Phase::validation);
   const auto began = Clock::now();
   const auto all = validation_->steps_per_epoch();
   const std::int64_t most = limit_of_validation(config_).of(*validation_);
@@ -138,8 +140,7 @@ void Fit::validate_now() {
   StageContext start = at(Stage::validation_start);
   start.log_to = &logged;
   notify(start);
-  auto evaluated = strategy_->evaluation_scope();
-  auto scopes = callbacks_.validation_scopes(world_);
+  auto scopes = callbacks_.validation_scopes(world_, strategy_->evaluation_scope());
   const Evaluation evaluation =
       evaluate(task_, *validation_, world_, config_, control_,
                {.max_batches = most,
@@ -148,7 +149,6 @@ void Fit::validate_now() {
                 .on_batch_start = batch_callbacks(callbacks_, at(Stage::validation_batch_start)),
                 .on_batch_end = batch_callbacks(callbacks_, at(Stage::validation_batch_end))});
   scopes.clear();
-  evaluated.reset();
   validation_times_.note_validation();
   reports_.leave_out(Clock::now() - began);
   if (!evaluation.complete) {
@@ -221,7 +221,10 @@ void Fit::check_monitor(Stage stage, const Metrics& measured) {
   const bool may_come = stage == Stage::report && state_.epoch == 0 && world_.any(callbacks_.has(Stage::epoch_end));
   if (!may_come) {
     const ConfigError error = monitor_.not_found_in(measured);
-    save();
+    {
+      const PhaseScope place(record_, Phase::save);  // the error is not one of the save
+      save();
+    }
     throw error;
   }
 }

@@ -133,6 +133,7 @@ class Fit {
   StepRequests requests(const StepBatches& batches);
   void check_that_it_trains(const Step& step);
   void run_commands();
+  void run_late_commands();
   void look_for_straggler();
   void look_for_stop();
   void look_at_time();
@@ -151,6 +152,7 @@ class Fit {
 
   // fit_start.cpp: before the first step
   void prepare();
+  void tell_taken_samples();
   void begin_with_weights();
   void resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules);
   std::int64_t follow_global_batch();

@@ -55,6 +55,15 @@ void tell_seldom_saves(const CheckpointConfig& checkpoints, std::int64_t steps_p
   }
 }
 
+// DataLoader::none and sources of the program say themselves how long an epoch is.
+void warn_about_epoch_length(StepCount wanted, const BatchSource& train) {
+  const auto steps = train.steps_per_epoch();
+  if (!wanted.is_all() && !wanted.is_part() && !train.is_combined() && steps != wanted.number()) {
+    log_warning(fmt::format("data.steps_per_epoch {} does not apply: the training data say that an epoch has {}",
+                            wanted.number(), steps ? counted(*steps, "step") : "no known length"));
+  }
+}
+
 // This is checked at the start, because an error at the first save would lose the training until then.
 void check_dtypes(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : module_tensors(module)) {
@@ -178,6 +187,7 @@ void Fit::prepare() {
   metrics_.begin(std::move(metrics));
   std::optional<RunCheckpoints::Origin> origin = checkpoints_.find_origin();
   if (!origin) {
+    tell_taken_samples();
     begin_with_weights();
   }
   const std::vector<OptimizerSpec> optimizers = task_.optimizers();
@@ -193,6 +203,7 @@ void Fit::prepare() {
   if (world_.is_main()) {
     warn_about_monitors(config_);
     tell_seldom_saves(config_.checkpoint, limits_.steps_per_epoch());
+    warn_about_epoch_length(config_.data.steps_per_epoch, train_);
   }
   if (config_.checkpoint.enabled) {
     check_dtypes(module);
@@ -255,6 +266,16 @@ void Fit::prepare_graphs(bool has_metrics) {
   }
 }
 
+// An epoch without a known end goes on: of a ReplayBuffer, or of a stream that may give no sample twice. That a later
+// fit goes on is no news.
+void Fit::tell_taken_samples() {
+  const std::int64_t taken = train_.position().consumed;
+  if (!has_fitted_ && !train_.steps_per_epoch() && taken > 0) {
+    console_.line(
+        fmt::format("the training begins after {} of the epoch, taken before this fit", counted(taken, "sample")));
+  }
+}
+
 // Optimizers and callbacks copy the weights, so this comes before them.
 void Fit::begin_with_weights() {
   const std::string& from = config_.init_weights;
@@ -270,7 +291,7 @@ void Fit::begin_with_weights() {
 void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector<NamedSchedule>& schedules) {
   record_.set_phase(Phase::resume);
   if (!origin) {
-    if (train_.steps_per_epoch()) {  // an epoch without a known end, as of a ReplayBuffer, goes on
+    if (train_.steps_per_epoch()) {  // an epoch without a known end goes on, see tell_taken_samples()
       seek_epoch_begin(train_);      // the program may have looked at a batch, or an earlier fit has failed
     }
     hold_->claim_model(task_.module(), config_.checkpoint.allow_partial, world_);
@@ -297,8 +318,10 @@ void Fit::resume(std::optional<RunCheckpoints::Origin> origin, const std::vector
   reports_.restore_last(measured);
   // With this global batch, the epoch of the checkpoint is over.
   const bool ended_epoch = state_.epoch > saved_state(origin->contents).epoch;
-  if (ended_epoch && validation_ != nullptr && !has_validation(measured)) {
-    place_.validation_is_due |= validation_times_.is_due(state_, place_.steps, /*ends_epoch=*/true);
+  if (ended_epoch && validation_ != nullptr && (!has_validation(measured) || place_.validation_is_extra) &&
+      validation_times_.is_due(state_, place_.steps, /*ends_epoch=*/true)) {
+    place_.validation_is_due = true;
+    place_.validation_is_extra = false;
   }
   if (place_.validation_is_due) {
     reports_.restore_step(std::move(measured));

@@ -35,8 +35,7 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
   }
   NamedTensors weights;
   if (world.any(world.is_main() && std::filesystem::is_directory(from))) {
-    CheckpointContents contents;
-    naming_flag(kFlag, [&] { contents = load_checkpoint(from, world); });
+    CheckpointContents contents = naming_flag(kFlag, [&] { return load_checkpoint(from, world); });
     if (world.is_main() && std::ranges::any_of(contents.tensors["optimizer"], is_schedule_free)) {
       log_warning(
           fmt::format("--init_weights {}: these are the weights that schedule-free AdamW trains; those that it "
@@ -45,7 +44,7 @@ std::size_t load_weights(torch::nn::Module& module, const std::string& from, boo
     }
     weights = std::move(contents.tensors["model"]);
   } else if (world.is_main()) {
-    naming_flag(kFlag, [&] { weights = load_tensors(from); });
+    weights = naming_flag(kFlag, [&] { return load_tensors(from); });
   }
   std::size_t loaded = 0;
   if (world.is_main()) {

@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "report/metric_file.h"
 #include "tensor/host_number.h"
+#include "tensor/prefixed.h"
 #include "trainer/output/metric_names.h"
 #include "world/world_access.h"
 
@@ -182,16 +183,13 @@ NamedTensors Meter::save(World& world) {
 }
 
 void Meter::load(const NamedTensors& saved, const World& world) {
-  for (const auto& [name, of_ranks] : saved) {
-    if (!name.starts_with(kMean)) {
-      continue;
-    }
+  for (const auto& [name, of_ranks] : under_prefix(saved, kMean)) {
     at::Tensor mine = at::zeros({kNumbers}, at::kDouble);
     for (std::int64_t rank = world.rank(); rank < of_ranks.size(0); rank += world.size()) {
       mine += of_ranks[rank];
     }
     const at::Tensor on_device = mine.to(world.device(), /*non_blocking=*/false, /*copy=*/true);
-    means_.push_back({.name = name.substr(kMean.size()),
+    means_.push_back({.name = name,
                       .sum = on_device.select(0, 0),
                       .counts = on_device.select(0, 1),
                       .samples = mine[2].item<double>()});

@@ -126,8 +126,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
     return context;
   };
   trainer.callbacks.call(at(loop.start));
-  auto evaluated = evaluated_weights(trainer);
-  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  auto scopes = trainer.callbacks.validation_scopes(trainer.world, evaluated_weights(trainer));
   Evaluation evaluation = evaluate(task, data, trainer.world, config, trainer.control,
                                    {.step = loop.step,
                                     .phase = loop.phase,
@@ -135,8 +134,7 @@ Metrics evaluate_with(TrainerParts& trainer, Task& task, BatchSource& data, cons
                                     .least_stop = least_stop(trainer),
                                     .on_batch_start = batch_callbacks(trainer.callbacks, at(loop.batch_start)),
                                     .on_batch_end = batch_callbacks(trainer.callbacks, at(loop.batch_end))});
-  weights.clear();
-  evaluated.reset();
+  scopes.clear();
   if (!evaluation.complete) {
     trainer.callbacks.call(at(Stage::evaluation_stopped));
     throw Stopped(loop.name, end_by_request(trainer.world, trainer.control));
@@ -168,13 +166,11 @@ template <class Predict>
 void predict_with(TrainerParts& trainer, Task& task, BatchSource& data, const Predict& predict) {
   OutsideFit outside(trainer, task);
   trainer.callbacks.call(outside.at(Stage::predict_start));
-  auto evaluated = evaluated_weights(trainer);
-  auto weights = trainer.callbacks.validation_scopes(trainer.world);
+  auto scopes = trainer.callbacks.validation_scopes(trainer.world, evaluated_weights(trainer));
   Prediction prediction(task, data, trainer.plan.config, trainer.callbacks, outside.at(Stage::predict_batch_start),
                         least_stop(trainer));
   const bool is_complete = predict(prediction);
-  weights.clear();
-  evaluated.reset();
+  scopes.clear();
   if (!is_complete) {
     trainer.callbacks.call(outside.at(Stage::evaluation_stopped));
     throw Stopped("the prediction", end_by_request(trainer.world, trainer.control));

@@ -17,12 +17,16 @@
 #include <lockstep/world/world.h>
 
 #include "base/ceil_div.h"
+#include "base/find_value.h"
+#include "base/mapped.h"
 #include "base/text.h"
 #include "checkpoint/load_converted.h"
 #include "checkpoint/tied_names.h"
 #include "config/check_config.h"
 #include "config/field_value.h"
 #include "storage/names.h"
+#include "tensor/prefixed.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -30,8 +34,8 @@ namespace lockstep {
 namespace {
 
 std::int64_t integer(const CheckpointContents& contents, const std::string& key) {
-  const auto found = contents.values.find(key);
-  const auto value = found == contents.values.end() ? std::nullopt : parse_int(found->second);
+  const std::string* found = find_value(contents.values, key);
+  const auto value = found != nullptr ? parse_int(*found) : std::nullopt;
   if (!value) {
     throw CheckpointError(fmt::format("the checkpoint's state.json has no whole number '{}'", key),
                           "it was not written by a Trainer; load it with CheckpointStore, or start over with --fresh");
@@ -40,8 +44,8 @@ std::int64_t integer(const CheckpointContents& contents, const std::string& key)
 }
 
 std::string text(const CheckpointContents& contents, const std::string& key) {
-  const auto found = contents.values.find(key);
-  return found == contents.values.end() ? std::string() : found->second;
+  const std::string* found = find_value(contents.values, key);
+  return found != nullptr ? *found : std::string();
 }
 
 std::string shown(const std::string& value) { return value.empty() ? "empty" : printable(value); }
@@ -53,6 +57,7 @@ constexpr const char* kWeightsOnlyKey = "weights_only";
 constexpr const char* kPlaceEpoch = "place.epoch";
 constexpr const char* kPlaceSteps = "place.steps";
 constexpr const char* kPlaceValidation = "place.validation_is_due";
+constexpr const char* kPlaceExtra = "place.validation_is_extra";
 constexpr const char* kTrainingTime = "training_time_s";
 constexpr std::string_view kSpike = "spike.";  // windows of SpikeWatch
 
@@ -111,51 +116,60 @@ bool adds_in_no_other_order(Backend now, const CheckpointContents& contents, con
          (world.size() <= 2 || !has_as_many_ranks(contents, world));
 }
 
-std::vector<std::string> changes(const RunParts& run, const CheckpointContents& contents) {
-  std::vector<std::string> found;
-  const auto compare = [&](std::string_view kind, const std::string& name, const std::string& value) {
-    const auto saved = contents.values.find(std::string(kind) + name);
-    if (saved != contents.values.end() && saved->second != value) {
-      found.push_back(
-          fmt::format("--{} is {} now, {} when the checkpoint was written", name, shown(value), shown(saved->second)));
+struct Change {
+  std::string name{};  // of a flag
+  std::string now{};
+  std::string saved{};
+};
+
+/// Adds the flag if the checkpoint has another value of it.
+void compare(const CheckpointContents& contents, std::string_view kind, const std::string& name, const std::string& now,
+             std::vector<Change>& found) {
+  const std::string* saved = find_value(contents.values, std::string(kind) + name);
+  if (saved != nullptr && *saved != now) {
+    found.push_back({.name = name, .now = now, .saved = *saved});
+  }
+}
+
+void compare_program(const CheckpointContents& contents, const Plan& plan, std::vector<Change>& found) {
+  for (const ProgramValue& value : plan.facts.program_values) {
+    if (!value.may_change) {
+      compare(contents, kProgramKeys, value.name, value.text, found);
     }
-  };
+  }
+}
+
+std::vector<std::string> changes(const RunParts& run, const CheckpointContents& contents) {
+  std::vector<Change> found;
   const TrainConfig now = config_in_use(run);
   for (const auto& [name, value] : config_values(now)) {
     const bool adds_alike = name == kBackend && adds_in_no_other_order(now.backend, contents, run.world);
     if (ranks_agree_on(name) && !may_change(name) && !adds_alike) {
-      compare(kConfig, name, value);
+      compare(contents, kConfig, name, value, found);
     }
   }
-  for (const ProgramValue& value : run.plan.facts.program_values) {
-    if (!value.may_change) {
-      compare(kProgramKeys, value.name, value.text);
-    }
-  }
+  compare_program(contents, run.plan, found);
+  std::vector<std::string> lines = mapped(found, [](const Change& change) {
+    return fmt::format("--{} is {} now, {} when the checkpoint was written", change.name, shown(change.now),
+                       shown(change.saved));
+  });
   if (const std::string data = run.train.fingerprint(), saved = text(contents, kData);
       !saved.empty() && data != saved) {
-    found.push_back(
+    lines.push_back(
         fmt::format("the data set is {} now, {} when the checkpoint was written", shown(data), shown(saved)));
   }
-  return found;
+  return lines;
 }
 
 /// Which settings made another model or optimizer: "--precision was fp32, is bf16, --hidden was 64, is 128 now: ", or
 /// "".
 std::string changed_flags(const RunParts& run, const CheckpointContents& contents) {
-  std::vector<std::string> changed;
-  const auto compare = [&](std::string_view kind, const std::string& name, const std::string& now) {
-    const auto saved = contents.values.find(std::string(kind) + name);
-    if (saved != contents.values.end() && saved->second != now) {
-      changed.push_back(fmt::format("--{} was {}, is {}", name, shown(saved->second), shown(now)));
-    }
-  };
-  compare(kConfig, "precision", to_text(run.plan.config.precision));
-  for (const ProgramValue& value : run.plan.facts.program_values) {
-    if (!value.may_change) {
-      compare(kProgramKeys, value.name, value.text);
-    }
-  }
+  std::vector<Change> found;
+  compare(contents, kConfig, "precision", to_text(run.plan.config.precision), found);
+  compare_program(contents, run.plan, found);
+  const auto changed = mapped(found, [](const Change& change) {
+    return fmt::format("--{} was {}, is {}", change.name, shown(change.saved), shown(change.now));
+  });
   return changed.empty() ? "" : fmt::format("{} now: ", join(changed, ", "));
 }
 
@@ -184,13 +198,12 @@ void warn_about(const std::vector<std::string>& changed, const CheckpointContent
   for (const std::string& change : changed) {
     log_warning(change);
   }
-  const auto threads = contents.values.find(kThreadsKey);
-  if (const auto now = std::to_string(at::get_num_threads());
-      threads != contents.values.end() && threads->second != now) {
+  const std::string* threads = find_value(contents.values, kThreadsKey);
+  if (const auto now = std::to_string(at::get_num_threads()); threads != nullptr && *threads != now) {
     log_warning(
         fmt::format("{} threads per rank now, {} when the checkpoint was written: sums over many numbers may round "
                     "differently",
-                    now, threads->second));
+                    now, *threads));
   }
 }
 
@@ -342,9 +355,7 @@ void restore_weights(RunParts& run, const CheckpointContents& contents) {
 void add_progress(const RunParts& run, CheckpointContents& contents) {
   contents.tensors["optimizer"] = run.strategy.optimizer_state();
   NamedTensors report = run.metrics.save();
-  for (auto& [name, window] : run.spikes.save()) {
-    report.emplace_back(fmt::format("{}{}", kSpike, name), std::move(window));
-  }
+  append_with_prefix(report, kSpike, run.spikes.save());
   if (!report.empty()) {
     contents.tensors["report"] = std::move(report);
   }
@@ -354,6 +365,7 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   values[kPlaceEpoch] = std::to_string(run.place.number);
   values[kPlaceSteps] = std::to_string(run.place.steps);
   values[kPlaceValidation] = run.place.validation_is_due ? "true" : "false";
+  values[kPlaceExtra] = run.place.validation_is_extra ? "true" : "false";
   values[kWorldSizeKey] = std::to_string(run.world.size());
   values[kData] = run.train.fingerprint();
   values["data_order"] = std::to_string(kDataOrder);
@@ -361,29 +373,34 @@ void add_progress(const RunParts& run, CheckpointContents& contents) {
   contents.per_rank = rng_state(run.world.device());
 }
 
-// The steps of the epoch before `at`, as if all had its global batch. Each pass over a data set ends with a smaller
-// one.
-std::int64_t steps_before(const LoaderPosition& at, const TrainConfig& config) {
+// The steps of the epoch before `at`, as if all had its global batch, so that as many follow as really do. Each pass
+// over a data set ends with a smaller step. With drop_last it has none, so a part of a step is lost if the pass ends in
+// this epoch. `steps_per_epoch`: 0: not known.
+std::int64_t steps_before(const LoaderPosition& at, const TrainConfig& config, std::int64_t steps_per_epoch) {
   if (at.global_batch < 1) {
     return 0;
   }
-  const std::int64_t dropped = config.sampler.drop_last ? at.dataset_size % at.global_batch : 0;
-  const std::int64_t pass = at.dataset_size - dropped;
-  if (is_one_pass(config) || pass < 1) {
-    return at.consumed / at.global_batch;
-  }
-  return at.consumed / pass * ceil_div(pass, at.global_batch) + at.consumed % pass / at.global_batch;
+  const bool drops = config.sampler.drop_last;
+  const std::int64_t pass = at.dataset_size - (drops ? at.dataset_size % at.global_batch : 0);
+  const bool is_one = is_one_pass(config) || pass < 1;
+  const std::int64_t passes = is_one ? 0 : at.consumed / pass;
+  const std::int64_t steps_of_pass = ceil_div(pass, at.global_batch);
+  const bool loses_part = drops && (is_one || (passes + 1) * steps_of_pass <= steps_per_epoch);
+  const std::int64_t left = at.consumed - passes * pass;
+  return passes * steps_of_pass + (loses_part ? ceil_div(left, at.global_batch) : left / at.global_batch);
 }
 
 // Steps count samples of the global batch, which may be another one now.
 EpochPlace place_of(const CheckpointContents& contents, const LoaderPosition& saved, const LoaderPosition& now,
-                    const TrainConfig& config) {
+                    const TrainConfig& config, std::int64_t steps_per_epoch) {
   const auto number = parse_int(text(contents, kPlaceEpoch));
   const std::int64_t epoch = number.value_or(saved.consumed > 0 ? saved.epoch + 1 : saved.epoch);
-  const auto steps = saved.global_batch == now.global_batch ? parse_int(text(contents, kPlaceSteps)) : std::nullopt;
+  const bool counts_alike = saved.global_batch == now.global_batch || now.dataset_size == 0;  // streams go on by steps
+  const auto steps = counts_alike ? parse_int(text(contents, kPlaceSteps)) : std::nullopt;
   return {.number = epoch,
-          .steps = steps.value_or(steps_before(now, config)),
-          .validation_is_due = text(contents, kPlaceValidation) == "true"};
+          .steps = steps.value_or(steps_before(now, config, steps_per_epoch)),
+          .validation_is_due = text(contents, kPlaceValidation) == "true",
+          .validation_is_extra = text(contents, kPlaceExtra) == "true"};
 }
 
 void restore_reports(RunParts& run, const NamedTensors& report, bool in_epoch) {
@@ -393,13 +410,7 @@ void restore_reports(RunParts& run, const NamedTensors& report, bool in_epoch) {
         "--report.epoch_means was off when the checkpoint was written: the means of this epoch are those of its steps "
         "from now on");
   }
-  NamedTensors windows;
-  for (const auto& [name, value] : report) {
-    if (name.starts_with(kSpike)) {
-      windows.emplace_back(name.substr(kSpike.size()), value);
-    }
-  }
-  run.spikes.load(windows);
+  run.spikes.load(under_prefix(report, kSpike));
 }
 
 }  // namespace
@@ -482,8 +493,9 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   const bool is_of_this_model = fits_model(run, contents);
   if (is_of_this_model) {  // if this throws, the optimizers are discarded, and the model is as before
     load_optimizer(run, contents);
-  } else if (run.world.is_main()) {
-    log_warning("the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
+  } else {
+    warn_on_main(run.world,
+                 "the checkpoint is of another model: the optimizers, callbacks and reports begin without its state");
   }
   run.train.seek(position);
   load_module(run.module, contents.tensors.at("model"), config.checkpoint.allow_partial);
@@ -498,10 +510,13 @@ std::vector<std::string> restore(RunParts& run, const CheckpointContents& conten
   }
   run.limits.set_earlier_time(saved_time(contents));
   state.epoch += ended;
-  EpochPlace place = place_of(contents, position, run.train.position(), config);
+  EpochPlace place =
+      place_of(contents, position, run.train.position(), config, run.train.steps_per_epoch().value_or(0));
   if (ended > 0) {
     run.metrics.end_epoch();  // the next epoch has means of its own
-    place = {.number = state.epoch, .validation_is_due = place.validation_is_due};
+    place = {.number = state.epoch,
+             .validation_is_due = place.validation_is_due,
+             .validation_is_extra = place.validation_is_extra};
   }
   set_place(run, state, place);
   restore_rng(contents.per_rank, {.seed = config.seed, .rank = run.world.rank(), .step = state.step},

@@ -7,7 +7,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/file_system.h>
-#include <lockstep/base/log.h>
 #include <lockstep/storage/checkpoint_dir.h>
 #include <lockstep/world/world.h>
 
@@ -18,18 +17,12 @@
 #include "config/check_config.h"
 #include "storage/names.h"
 #include "trainer/resume.h"
+#include "world/warn_on_main.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kMostFailures = 3;  // consecutive; a full disk seldom becomes free again
-
-/// Collective. The checkpoint that `resume` names, and errors with the name of the flag.
-CheckpointContents load_named(const std::string& resume, World& world, const OnDamage& on_damage) {
-  CheckpointContents contents;
-  naming_flag("--resume", [&] { contents = load_checkpoint(resume, world, on_damage); });
-  return contents;
-}
 
 }  // namespace
 
@@ -83,7 +76,8 @@ std::optional<RunCheckpoints::Origin> RunCheckpoints::find_origin() {
     from_best_ = resume == "best";
     return stored ? std::optional(own(std::move(*stored))) : std::nullopt;
   }
-  Origin origin{.contents = load_named(resume, world_, on_damage), .name = resume};
+  Origin origin{.contents = naming_flag("--resume", [&] { return load_checkpoint(resume, world_, on_damage); }),
+                .name = resume};
   refuse_newer_than(origin.contents, resume);
   return origin;
 }
@@ -160,9 +154,7 @@ RunCheckpoints::Saves RunCheckpoints::save_at_end(std::int64_t step, const std::
       saves.push_back(note(*saved));
     }
   } catch (const IoError& error) {
-    if (world_.is_main()) {
-      log_warning(fmt::format("{}; trying again", error.what()));
-    }
+    warn_on_main(world_, fmt::format("{}; trying again", error.what()));
   }
   if (durable_ != step) {
     saves.push_back(save_now(step, make));
@@ -217,12 +209,10 @@ RunCheckpoints::Saves RunCheckpoints::tolerating(const std::function<Saves()>& w
     if (config_.checkpoint.on_error == SaveErrorPolicy::stop || failures_ == kMostFailures) {
       throw;
     }
-    if (world_.is_main()) {
-      log_warning(fmt::format("{}{}{}; {}; save failure {} in a row, the run stops at {}", error.what(),
-                              error.hint().empty() ? "" : "; ", error.hint(),
-                              durable() ? fmt::format("step {} is safe", durable_) : "nothing is saved yet", failures_,
-                              kMostFailures));
-    }
+    warn_on_main(world_, fmt::format("{}{}{}; {}; save failure {} in a row, the run stops at {}", error.what(),
+                                     error.hint().empty() ? "" : "; ", error.hint(),
+                                     durable() ? fmt::format("step {} is safe", durable_) : "nothing is saved yet",
+                                     failures_, kMostFailures));
     return {};
   }
 }

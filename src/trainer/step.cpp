@@ -382,6 +382,10 @@ StepOutput OptimizerStep::minimize(const std::function<StepOutput()>& closure) {
                       "use --dist.shard_optimizer false, or update() instead of minimize()");
   }
   const OptimConfig& config = step_.context_.config.optim;
+  if (config.stochastic_rounding) {
+    throw ConfigError("--optim.stochastic_rounding true: minimize() would round its updates to nearest",
+                      "use update() instead of minimize(), or --optim.stochastic_rounding false");
+  }
   MicroBatches first;
   optimizer_.set_lr(step_.now_.at);
   optimizer_.torch_optimizer().step([&] {

@@ -51,15 +51,6 @@ constexpr std::uint32_t kStagesThatComeOnce = Stage::fit_start | Stage::sanity_s
                                               Stage::fit_end | Stage::exception | Stage::test_start | Stage::test_end |
                                               Stage::predict_start | Stage::predict_end | Stage::evaluation_stopped;
 
-bool are_stages(std::uint32_t stages) {
-  for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
-    if ((stages & bit) != 0 && to_string(static_cast<Stage>(bit)) == kUnknownStage) {
-      return false;
-    }
-  }
-  return stages != 0;
-}
-
 void check_options(std::uint32_t stages, bool has_function, const OnOptions& options) {
   const bool is_timed = options.every_s > 0;
   OptionCheck("Trainer::on")

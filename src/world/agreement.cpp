@@ -10,7 +10,6 @@
 #include <torch/headeronly/version.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 #include <lockstep/config/config_io.h>
 #include <lockstep/version.h>
 
@@ -18,6 +17,7 @@
 #include "base/text.h"
 #include "environment/build_info.h"
 #include "world/process_group.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -80,9 +80,7 @@ void check_gpus(const std::vector<std::string>& gpus, Backend backend, const Wor
                       "--backend gloo",
                       ExitCode::usage);
     }
-    if (world.is_main()) {
-      log_warning(what);
-    }
+    warn_on_main(world, what);
   }
 }
 

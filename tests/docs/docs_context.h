@@ -55,7 +55,7 @@ inline std::shared_ptr<lockstep::Dataset> load_digits(const std::string& part) {
 // What fragments name without making it. They are compiled, and never run.
 inline lockstep::OptimizerSpec spec{lockstep::adamw()};
 inline std::vector<torch::nn::Linear> blocks{};
-inline Tensor x, activations;
+inline Tensor x, activations, class_of;
 inline std::shared_ptr<const lockstep::Dataset> images, photos, drawings, scans, sentences;
 inline Tensor loss(const Tensor& output, const Tensor& target) { return torch::mse_loss(output, target); }
 inline Tensor token_losses(const Tensor& logits, const Tensor&) { return logits; }

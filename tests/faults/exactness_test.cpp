@@ -165,6 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
         Trained{2, {"--batch_size", "3", "--dist.static_graph"}, "_static_graph"},
         Trained{4, {"--batch_size", "2", "--dist.static_graph"}, "_static_graph"},
         Trained{2, {"--precision", "fp16_mixed"}, "_fp16_mixed"},
+        Trained{2, {"--precision", "bf16", "--optim.stochastic_rounding"}, "_bf16_rounded"},
         Trained{
             2,
             {"--broken_sample", "17", "--optim.non_finite", "skip", "--spike.z_score", "0", "--spike.policy", "warn"},

@@ -1,12 +1,17 @@
 // One device: the GPU learns what the CPU learns, and its memory does not grow.
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
 #include <lockstep/base/file_system.h>
@@ -16,8 +21,13 @@
 #include "gpu/device_probe.h"
 #include "gpu/device_tests.h"
 #include "gpu/small_net.h"
+#include "optim/fp32_update.h"
+#include "optim/list_optimizer.h"
+#include "optim/loss_scaler.h"
+#include "optim/param_groups.h"
 #include "report/metric_rows.h"
 #include "support/at_stage.h"
+#include "support/bfloat16.h"
 #include "support/temp_dir.h"
 #include "support/watched_task.h"
 
@@ -121,6 +131,87 @@ LOCKSTEP_DEVICE_TEST(Optimizers, ThatDependOnSignsLearnWhatTheyLearnOnTheCpu) {
     EXPECT_LE(worst_difference(losses_on(where), expected), name == "muon" ? 1e-2 : 1e-6);
     EXPECT_NE(expected.back(), expected.front());
   }
+}
+
+/// bfloat16 values after an update that every device calculates with the same bits.
+std::vector<at::Tensor> updated_in_fp32(c10::Device device) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  UpdateLists lists(2);
+  std::vector<std::int64_t> positions{0};
+  for (const std::int64_t size : {5'000'000, 3, 1, 1000}) {
+    for (std::vector<at::Tensor>& list : lists) {
+      list.push_back(at::randn({size}, generator, at::kFloat).to(device, at::kBFloat16));
+    }
+    positions.push_back(positions.back() + size);
+  }
+  positions[3] += 17;  // another parameter lies between
+  update_in_fp32(lists, UpdateUnit::elements, {.key = 5, .positions = positions},
+                 [](UpdateLists& part) { at::_foreach_add_(part[0], part[1]); });
+  return lists[0];
+}
+
+LOCKSTEP_DEVICE_TEST(Optimizers, RoundAtRandomAsOnTheCpu) {
+  const std::vector<at::Tensor> expected = updated_in_fp32(at::kCPU);
+  const std::vector<at::Tensor> found = updated_in_fp32(where == ComputeSetup::gpu ? at::kCUDA : at::kCPU);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(found[i].cpu(), expected[i])) << i;
+  }
+}
+
+/// Parameters and states after an update; the fp32 numbers of the CPU if `device` is nothing.
+NamedTensors after_an_update(const OptimizerFactory& factory, std::optional<c10::Device> device, bool skips) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  NamedTensors parameters;
+  const auto rounded = [&](at::IntArrayRef shape) {
+    const at::Tensor value = at::randn(shape, generator, at::kFloat).to(at::kBFloat16);
+    return device ? value.to(*device) : value.to(at::kFloat);
+  };
+  const std::vector<std::vector<std::int64_t>> shapes{{5'000'000}, {2, 3, 4, 5}, {}, {30, 20}};
+  for (const std::vector<std::int64_t>& shape : shapes) {
+    at::Tensor value = rounded(shape);
+    if (shape.size() == 4) {
+      value = value.contiguous(at::MemoryFormat::ChannelsLast);
+    }
+    parameters.emplace_back(fmt::format("p{}", parameters.size()), value.set_requires_grad(true));
+    value.mutable_grad() = rounded(shape);
+  }
+  BuiltOptimizer built = build_optimizer(OptimizerSpec(factory), parameters);
+  auto& optimizer = dynamic_cast<ListOptimizer&>(*built.optimizer);
+  if (skips) {
+    dynamic_cast<SkipsOnDevice&>(optimizer).skip_if(at::ones({}, at::device(*device)));
+  }
+  if (device) {
+    optimizer.round_next(5);
+  }
+  optimizer.step();
+  for (auto& [name, tensor] : optimizer_state(built)) {
+    parameters.emplace_back(name, tensor);
+  }
+  return parameters;
+}
+
+LOCKSTEP_DEVICE_TEST(Optimizers, RoundTheirFp32Updates) {
+  const c10::Device device = where == ComputeSetup::gpu ? at::kCUDA : at::kCPU;
+  for (const auto& factory : {sgd({.lr = 0.1, .momentum = 0.9}), adamw({.lr = 0.02}), adam({.lr = 0.02}),
+                              adafactor({.lr = 0.02}), nadam({.lr = 0.01}), schedule_free_adamw({.lr = 0.02})}) {
+    const NamedTensors found = after_an_update(factory, device, /*skips=*/false);
+    const NamedTensors exact = after_an_update(factory, std::nullopt, /*skips=*/false);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (found[i].second.scalar_type() == at::kBFloat16) {
+        expect_neighbours(found[i].second.detach(), exact[i].second.detach(), found[i].first);
+      }
+    }
+  }
+}
+
+LOCKSTEP_DEVICE_TEST(Optimizers, LeaveTheBitsOfASkippedStep) {
+  const c10::Device device = where == ComputeSetup::gpu ? at::kCUDA : at::kCPU;
+  const NamedTensors skipped = after_an_update(adamw({.lr = 0.02}), device, /*skips=*/true);
+  const NamedTensors updated = after_an_update(adamw({.lr = 0.02}), device, /*skips=*/false);
+  EXPECT_TRUE(
+      at::equal(skipped[0].second.cpu(),
+                at::randn({5'000'000}, at::make_generator<at::CPUGeneratorImpl>(7), at::kFloat).to(at::kBFloat16)));
+  EXPECT_FALSE(at::equal(skipped[0].second, updated[0].second)) << "control";
 }
 
 TEST_F(TrainerOnGpu, LearnsWhatTheCpuLearnsWithConvolutions) {

@@ -74,6 +74,15 @@ TEST(RightSettings, ArePrintedWithoutStartingAnything) {
   }
 }
 
+// Else a script goes on with a part of the settings, which is a valid file.
+TEST(RightSettings, ThatCannotBePrintedAreAnError) {
+  for (const auto* flag : {"--help", "--help-all", "--print-config", "--dry-run"}) {
+    const auto result = run_program({"sh", "-c", "\"$0\" \"$1\" > /dev/full", TRAIN_PROGRAM, flag});
+    EXPECT_EQ(result.code, 74) << flag;
+    EXPECT_EQ(result.err, "error: cannot write to standard output: No space left on device\n");
+  }
+}
+
 TEST(RightSettings, PlanForAnotherMachine) {
   const TempDir dir;
   std::ofstream machine(dir.path() / "big.json");

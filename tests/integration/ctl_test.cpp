@@ -63,6 +63,20 @@ TEST_F(Ctl, SavesReportsValidatesAndStopsARunningTraining) {
   }
 }
 
+TEST_F(Ctl, ValidationsOnRequestDecideNothing) {
+  // 26 steps per epoch. No loss is so much better than the first one.
+  Process training(
+      command(TRAIN_PROGRAM, run(),
+              {"--nprocs", "1", "--max_epochs", "1000", "--work_ms", "20", "--early_stop.metric", "val_loss",
+               "--early_stop.min_delta", "1000", "--early_stop.patience", "10", "--data.workers", "0"}));
+  ASSERT_TRUE(training.wait_for("val_loss")) << training.err();
+  EXPECT_EQ(ctl("validate").out, "validate: taken\n");
+  EXPECT_EQ(ctl("validate").out, "validate: taken\n");
+  const auto ended = training.wait();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out + ended.err, HasSubstr("at step 286, epoch 11: val_loss did not improve on"));
+}
+
 TEST_F(Ctl, CallsTheProgramsOwnCommandOnAllRanksAtOneStep) {
   for (const int ranks : {1, 2}) {
     Process training(train(std::to_string(ranks)));

@@ -475,6 +475,9 @@ TEST_F(NumberedRuns, EachStartBeginsOneAndResumeLastContinuesTheNewest) {
   const auto further = run_program(numbered({"--resume", "last", "--nprocs", "2", "--max_steps", "6"}));
   EXPECT_EQ(further.code, 0) << further.err;
   EXPECT_THAT(further.err, HasSubstr("resuming from step 4 in " + numbered_run("2").string()));
+  const auto finished = run_program(numbered({"--resume", "last", "--nprocs", "2", "--max_steps", "6"}));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("or leave out --resume for a new run"));
   // The configuration of a run continues this run.
   const auto same =
       run_program({TRAIN_PROGRAM, "--config", (numbered_run("1") / "config.toml").string(), "--max_steps", "5"});

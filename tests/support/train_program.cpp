@@ -446,6 +446,12 @@ int main(int argc, char** argv) {
     if (crashes_at_exit) {  // like a static object that a thread still uses
       std::raise(SIGSEGV);
     }
+    if (lockstep::read_environment().has("TRAIN_PROGRAM_GETS_STOPS_AT_EXIT")) {
+      fmt::print(stderr, "gets stops at exit\n");
+      for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
+        std::raise(signal);
+      }
+    }
   });
   if (const auto directory = lockstep::read_environment().get("TRAIN_PROGRAM_GOES_TO")) {
     std::filesystem::current_path(*directory);

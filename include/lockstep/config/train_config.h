@@ -73,6 +73,7 @@ struct OptimConfig {
   NonFinitePolicy non_finite = NonFinitePolicy::stop;  ///< if a report or a save finds NaN or infinity in a loss, a
                                                        ///< gradient norm or a parameter; skip: a step with such a loss
                                                        ///< or gradients changes nothing
+  bool stochastic_rounding = false;  ///< updates of bfloat16 parameters are calculated in fp32 and rounded at random
 };
 
 /// A loss, gradient norm or input that is far above those of the steps before.

@@ -17,16 +17,17 @@ namespace [[gnu::visibility("default")]] lockstep {
 class World;
 
 /// Loads all samples into memory now. If they would need more than `most_bytes`, estimated from the first sample, it
-/// logs a warning with both numbers and returns `data` itself. Every rank has its own copy. Throws: exceptions of
-/// `data`; DataError (samples of different shapes or with `extra`, or not one row of each tensor for each sample).
+/// logs a warning with both numbers and returns `data` itself. Every rank has its own copy. Throws: DataError (with the
+/// number of the sample and the text of the data set's exception; samples of different shapes or with `extra`, or not
+/// one row of each tensor for each sample).
 std::shared_ptr<Dataset> memory_cache(std::shared_ptr<const Dataset> data, std::int64_t most_bytes);
 
-/// Collective. Stores all samples in `directory`, one memory-mapped .npy file per tensor. Rank 0 writes them while the
-/// others wait; then each other rank opens them, or writes them if it has a separate disk. An incomplete cache, or one
-/// of other data by Dataset::fingerprint(), is written again. What the fingerprint does not tell, such as another
-/// version of a function that makes or maps the samples, is not noticed: give sample_dataset(), map() and map_batches()
-/// a name that tells it, or use another `directory`. An error of one rank is thrown on all ranks. Throws: as above;
-/// IoError.
+/// Collective. Stores all samples in `directory`, one memory-mapped .npy file per tensor (of bytes for a dtype that
+/// these files do not have, such as bf16). Rank 0 writes them while the others wait; then each other rank opens them,
+/// or writes them if it has a separate disk. An incomplete cache, or one of other data by Dataset::fingerprint(), is
+/// written again. What the fingerprint does not tell, such as another version of a function that makes or maps the
+/// samples, is not noticed: give sample_dataset(), map() and map_batches() a name that tells it, or use another
+/// `directory`. An error of one rank is thrown on all ranks. Throws: as above; IoError.
 std::shared_ptr<Dataset> disk_cache(std::shared_ptr<const Dataset> data, const std::filesystem::path& directory,
                                     World& world);
 

@@ -29,7 +29,8 @@ enum class CombineMode {
 /// write a Dataset of pairs, whose get() uses two other data sets.
 class CombinedLoader final : public BatchSource {
  public:
-  /// Nothing else may take steps from these loaders or move them. Throws: DataError (no loader; one is null).
+  /// Nothing else may take steps from these loaders or move them. Throws: DataError (no loader; one is null, or given
+  /// twice).
   CombinedLoader(std::vector<std::shared_ptr<BatchSource>> loaders, CombineMode mode);
   CombinedLoader(const CombinedLoader&) = delete;  ///< both would move the same loaders
   CombinedLoader& operator=(const CombinedLoader&) = delete;

@@ -18,6 +18,7 @@ namespace [[gnu::visibility("default")]] lockstep {
 
 /// Random numbers that depend only on (seed, epoch, sample), not on workers, ranks or batches. Seed a generator per
 /// sample with the value: std::mt19937_64 or at::detail::createCPUGenerator. The values never change between versions.
+/// A later pass k of an epoch (data.steps_per_epoch) has the number epoch + k 2^32: the epoch is in the lower 32 bits.
 struct SampleSeed {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;

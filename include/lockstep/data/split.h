@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 #include <lockstep/data/dataset.h>
 
@@ -24,6 +25,9 @@ struct SplitOptions {
 struct Split {
   std::shared_ptr<Dataset> train{};
   std::shared_ptr<Dataset> validation{};
+  /// The numbers that their samples have in the whole data set: sample i of `train` is its sample train_ids[i].
+  std::vector<std::int64_t> train_ids{};
+  std::vector<std::int64_t> validation_ids{};
 };
 
 /// Collective. Draws samples for validation at random; the rest is for training. Stores the result in `file` (JSON;

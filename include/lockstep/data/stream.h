@@ -21,7 +21,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
   /// Starts an epoch, even if another one has not ended. `world_size` streams share the data; this is the one of
-  /// `rank`.
+  /// `rank`. A later pass k of an epoch (data.steps_per_epoch) has the number epoch + k 2^32: the epoch is in the lower
+  /// 32 bits.
   virtual void start_epoch(std::int64_t epoch, int rank, int world_size) = 0;
   /// A batch of at most `most` samples (`samples`, else the rows of `input`); nullopt: the epoch of this rank has
   /// ended. A smaller batch does not end the epoch: the loader uses it as one micro-batch. With sampler.drop_last only

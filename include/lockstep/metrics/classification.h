@@ -46,8 +46,8 @@ class StatScores : public Metric {
   void update(const at::Tensor& predictions, const at::Tensor& targets);
 
  protected:
-  /// Throws: ConfigError.
-  explicit StatScores(const ClassificationOptions& options);
+  /// `metric`: its name in messages, a literal. Throws: ConfigError.
+  StatScores(const char* metric, const ClassificationOptions& options);
 
   struct Counts {
     at::Tensor tp{};  ///< true positives, [classes] or 0-dim
@@ -66,6 +66,7 @@ class StatScores : public Metric {
   void count_labels(const at::Tensor& predictions, const at::Tensor& targets);
   std::vector<std::int64_t> prediction_shape() const;
 
+  const char* metric_;
   ClassificationOptions options_;
   at::Tensor& targets_;  // [columns]
   at::Tensor& total_;
@@ -77,28 +78,28 @@ class StatScores : public Metric {
 /// Share of the predictions that are right.
 class Accuracy final : public StatScores {
  public:
-  explicit Accuracy(const ClassificationOptions& options) : StatScores(options) {}
+  explicit Accuracy(const ClassificationOptions& options) : StatScores("Accuracy", options) {}
   at::Tensor compute() const override;
 };
 
 /// Share of the predicted positives that are right.
 class Precision final : public StatScores {
  public:
-  explicit Precision(const ClassificationOptions& options) : StatScores(options) {}
+  explicit Precision(const ClassificationOptions& options) : StatScores("Precision", options) {}
   at::Tensor compute() const override;
 };
 
 /// Share of the positive targets that were predicted.
 class Recall final : public StatScores {
  public:
-  explicit Recall(const ClassificationOptions& options) : StatScores(options) {}
+  explicit Recall(const ClassificationOptions& options) : StatScores("Recall", options) {}
   at::Tensor compute() const override;
 };
 
 /// Harmonic mean of precision and recall.
 class F1Score final : public StatScores {
  public:
-  explicit F1Score(const ClassificationOptions& options) : StatScores(options) {}
+  explicit F1Score(const ClassificationOptions& options) : StatScores("F1Score", options) {}
   at::Tensor compute() const override;
 };
 

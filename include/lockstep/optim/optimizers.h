@@ -133,7 +133,7 @@ struct LionOptions {
 struct AdafactorOptions {
   double lr = 1e-2;
   double beta2_decay = -0.8;
-  double eps1 = 0;  ///< 0: the machine precision of the parameter's dtype
+  double eps1 = 0;  ///< 0: the machine precision of the dtype in which it is calculated
   double eps2 = 1e-3;
   double d = 1;
   double weight_decay = 0;

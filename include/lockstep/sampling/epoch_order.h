@@ -52,7 +52,8 @@ std::shared_ptr<const EpochOrder> weighted_order(std::span<const double> weights
 std::shared_ptr<const EpochOrder> length_bucketed_order(std::vector<std::int64_t> lengths, std::int64_t pool = 50);
 
 /// An order of the program: `make` returns a list of `length` samples for an epoch, the same on every rank. Called once
-/// per epoch; it must depend on (seed, epoch) only. fill() throws: DataError if a list has another length.
+/// per epoch; it must depend on (seed, epoch) only. A later pass k of an epoch (data.steps_per_epoch) has the number
+/// epoch + k 2^32: the epoch is in the lower 32 bits. fill() throws: DataError if a list has another length.
 std::shared_ptr<const EpochOrder> custom_order(
     std::int64_t length, std::function<std::vector<std::int64_t>(std::uint64_t seed, std::int64_t epoch)> make);
 

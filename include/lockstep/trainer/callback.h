@@ -76,7 +76,7 @@ struct StageContext {
   const Metrics* metrics = nullptr;  ///< the same on all ranks; what log() adds is there for the next callback
   bool is_left_out = false;          ///< report, epoch_report: a rollback leaves out steps; decide nothing by it
   /// report: false at the end of a run and on request, if a run that continues reports these means again, with more
-  /// steps. No state may depend on such a report.
+  /// steps. validation_end: false if only time or a request made this validation. No state may depend on such a one.
   bool ends_window = true;
   double save_duration_s = 0;             ///< checkpoint_saved: duration of the save, also in the background
   std::int64_t saved_step = 0;            ///< the same: of the checkpoint; below state.step after one in the background
@@ -97,8 +97,9 @@ struct StageContext {
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
   /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
   /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
-  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, and in a prediction). The
-  /// next report throws it for a name with the prefix of a validation or an epoch.
+  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, in a prediction, at fit_end
+  /// and exception, which no report follows). The next report throws it for a name with the prefix of a validation or
+  /// an epoch.
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call

@@ -66,8 +66,9 @@ struct ReduceOnPlateauOptions {
 
 /// Reduces the learning rates of all optimizers when a metric has stopped improving. It looks at the values of the
 /// metric, which are the same on all ranks, but not at those of reports between the multiples of report.every_steps,
-/// and with optim.non_finite skip or rollback not at NaN and infinity. It works together with a schedule, which is
-/// multiplied with the reduced rates. Its state and the rates are in the checkpoints.
+/// not at those of validations that only time or a request made, and with optim.non_finite skip or rollback not at NaN
+/// and infinity. It works together with a schedule, which is multiplied with the reduced rates. Its state and the rates
+/// are in the checkpoints.
 class ReduceOnPlateau final : public Callback {
  public:
   /// Throws: ConfigError if an option is out of its range.

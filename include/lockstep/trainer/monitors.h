@@ -3,11 +3,11 @@
 // Callbacks that measure a training and change nothing in it. Their metrics are in the reports.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,18 +67,16 @@ struct ThroughputMonitorOptions {
   double units_per_sample = 0;  ///< 0: their number is StepOutput::count, also where samples have different lengths
 };
 
-/// Since the last report, as rank 0 measures it: "tflops_per_s" of one rank, "mfu" (model FLOPs utilization, Chowdhery
-/// et al. 2022: the share of the peak), "step_ms", and the units of all ranks per second. Time in validations and saves
-/// counts.
+/// Since the last report, in the time of its "samples_per_s": "tflops_per_s" of one rank, "mfu" (model FLOPs
+/// utilization, Chowdhery et al. 2022: the share of the peak), "step_ms", and the units of all ranks per second. Time
+/// in saves counts; the first step of a fit and validations do not.
 class ThroughputMonitor final : public Callback {
  public:
   /// Throws: ConfigError (units_per_sample without a unit, or below 0).
   explicit ThroughputMonitor(ThroughputMonitorOptions options = {});
 
   std::string name() const override { return "throughput_monitor"; }
-  std::uint32_t stages() const override {
-    return counts_units() ? Stage::fit_start | Stage::step_end | Stage::report : Stage::fit_start | Stage::report;
-  }
+  std::uint32_t stages() const override { return Stage::fit_start | Stage::step_end | Stage::report; }
   bool is_light() const override { return true; }
   /// Throws: Error at a report, if the units are to be counted and the outputs of the steps have no count.
   void on(const StageContext& context) override;
@@ -86,14 +84,13 @@ class ThroughputMonitor final : public Callback {
  private:
   bool counts_units() const noexcept { return !options_.unit.empty() && options_.units_per_sample == 0; }
   void count_step(const StageContext& context);
-  void report(const StageContext& context, double seconds, const TrainState& before);
+  void report(const StageContext& context, double samples_per_s);
+  double counted_units(World& world);
 
-  using Clock = std::chrono::steady_clock;
   ThroughputMonitorOptions options_;
-  Clock::time_point last_{};
-  TrainState state_{};
-  bool has_counted_ = false;  // any rank, in any step
-  at::Tensor units_{};        // of this rank since the last report, 0-dim on the device; undefined: no step had a count
+  std::optional<TrainState> before_{};  // at the last report, or after the first step; nullopt: before it
+  bool has_counted_ = false;            // any rank, in any step
+  at::Tensor units_{};                  // of this rank since then, 0-dim on the device; undefined: no step had a count
 };
 
 /// Load and memory, at each report, of all ranks: "memory_mib" (largest) and "cpu_percent" (largest; 100: one core,

@@ -58,7 +58,8 @@ struct FitResult {
   TrainState state{};
   StopKind stop = StopKind::none;  ///< none: the limits were reached
   std::string why{};               ///< one line: the step at which the run ended, and the reason
-  /// The last value of every reported metric, "val_..." too, except epoch and samples_per_s.
+  /// The last value of every reported metric, "val_..." too, except epoch and samples_per_s. If the run was finished
+  /// before this fit: those of its last step.
   Metrics metrics{};
   std::optional<BestCheckpoint> best{};  ///< by checkpoint.monitor; nullopt: no such checkpoint
   double duration_s = 0;                 ///< of this fit

@@ -54,9 +54,9 @@ constexpr FlagRow kFlags[] = {
 constexpr FlagRow kRefused[] = {
     {"module", "", "use: lockstep run -- python3 -m MODULE", "-m"},
     {"run-path", "", "use: lockstep run -- python3 PROGRAM"},
-    {"role", "", "lockstep run has no roles; use torchrun"},
-    {"rdzv-conf", "", "the rendezvous has no options; the program sets its own timeout"},
-    {"local-addr", "", "only machine 0 needs an address, --master-addr"},
+    {"role", "NAME", "lockstep run has no roles; use torchrun"},
+    {"rdzv-conf", "K=V", "the rendezvous has no options; the program sets its own timeout"},
+    {"local-addr", "HOST", "only machine 0 needs an address, --master-addr"},
     {"virtual-local-rank", "", "every rank sees all GPUs and selects its own; use torchrun"},
 };
 
@@ -92,13 +92,14 @@ class Parser {
       const auto value = variables.get(name);
       const bool off = flag.value.empty() && value == "0";
       if (value && !off && !line_.has(flag.name)) {
-        line_.flags[flag.name] = {&flag, *value, printable(name + "=" + *value)};
+        line_.flags[flag.name] = {&flag, *value, FlagToken{.written = name, .attached = value}.with(*value)};
       }
     }
     for (const FlagRow& flag : kRefused) {
       const std::string name = variable_name(kFlagVariables, flag.name);
       if (const auto value = variables.get(name).value_or("0"); value != "0") {
-        refuse(fmt::format("{}={}: not possible with lockstep run", name, printable(value)), std::string(flag.help));
+        refuse(FlagToken{.written = name, .attached = value}.with(value) + ": not possible with lockstep run",
+               std::string(flag.help));
       }
     }
   }

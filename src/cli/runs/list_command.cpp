@@ -160,7 +160,8 @@ int list(const CommandLine& line, const Variables&) {
   const std::string directory = line.arguments.empty() ? "runs" : line.arguments[0];
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory, ignored)) {
-    throw ConfigError(fmt::format("{}: no such directory", printable(directory)),
+    throw ConfigError(fmt::format("{}: {}", printable(directory),
+                                  std::filesystem::exists(directory, ignored) ? "is a file" : "no such directory"),
                       "give the directory that contains the runs; see lockstep list --help");
   }
   const std::vector<RunData> runs = Search(real_file_system(), directory).run();

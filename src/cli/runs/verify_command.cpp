@@ -38,8 +38,9 @@ struct Target {
 Target find_target(FileSystem& fs, const std::string& text) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(text, ignored)) {
-    throw ConfigError(fmt::format("{}: no such directory", text),
-                      "give a run's directory, its checkpoints, or one checkpoint; see lockstep verify --help");
+    throw ConfigError(
+        fmt::format("{}: {}", text, std::filesystem::exists(text, ignored) ? "is a file" : "no such directory"),
+        "give a run's directory, its checkpoints, or one checkpoint; see lockstep verify --help");
   }
   const Path path = std::filesystem::canonical(text);  // text may be ".", or a link such as best
   const std::string name = path.filename().string();

@@ -1,6 +1,7 @@
 #include "trainer/callbacks/callback_list.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +22,38 @@
 namespace lockstep {
 
 namespace {
+
+// In the order of the bits, in which free_name() joins them.
+constexpr std::pair<Stage, std::string_view> kStageNames[] = {
+    {Stage::fit_start, "fit_start"},
+    {Stage::step_end, "step_end"},
+    {Stage::epoch_end, "epoch_end"},
+    {Stage::validation_end, "validation_end"},
+    {Stage::report, "report"},
+    {Stage::checkpoint_saved, "checkpoint_saved"},
+    {Stage::fit_end, "fit_end"},
+    {Stage::validation_start, "validation_start"},
+    {Stage::step_start, "step_start"},
+    {Stage::backward_end, "backward_end"},
+    {Stage::exception, "exception"},
+    {Stage::epoch_report, "epoch_report"},
+    {Stage::epoch_start, "epoch_start"},
+    {Stage::command, "command"},
+    {Stage::test_start, "test_start"},
+    {Stage::test_end, "test_end"},
+    {Stage::predict_start, "predict_start"},
+    {Stage::predict_end, "predict_end"},
+    {Stage::validation_batch_end, "validation_batch_end"},
+    {Stage::test_batch_end, "test_batch_end"},
+    {Stage::predict_batch_end, "predict_batch_end"},
+    {Stage::evaluation_stopped, "evaluation_stopped"},
+    {Stage::validation_batch_start, "validation_batch_start"},
+    {Stage::test_batch_start, "test_batch_start"},
+    {Stage::predict_batch_start, "predict_batch_start"},
+    {Stage::backward_start, "backward_start"},
+    {Stage::sanity_start, "sanity_start"},
+    {Stage::sanity_end, "sanity_end"},
+};
 
 void require_metric_of_validation(std::string_view callback, std::string_view metric, const Metrics& metrics) {
   if (metric.starts_with(kValidationPrefix) && find_metric(metrics, metric) == nullptr) {
@@ -64,65 +97,16 @@ void require_dense(std::string_view callback, std::string_view name, const at::T
 }  // namespace
 
 std::string_view to_string(Stage stage) noexcept {
-  switch (stage) {
-    case Stage::fit_start:
-      return "fit_start";
-    case Stage::step_end:
-      return "step_end";
-    case Stage::epoch_end:
-      return "epoch_end";
-    case Stage::validation_end:
-      return "validation_end";
-    case Stage::report:
-      return "report";
-    case Stage::checkpoint_saved:
-      return "checkpoint_saved";
-    case Stage::fit_end:
-      return "fit_end";
-    case Stage::validation_start:
-      return "validation_start";
-    case Stage::step_start:
-      return "step_start";
-    case Stage::backward_start:
-      return "backward_start";
-    case Stage::backward_end:
-      return "backward_end";
-    case Stage::exception:
-      return "exception";
-    case Stage::epoch_report:
-      return "epoch_report";
-    case Stage::epoch_start:
-      return "epoch_start";
-    case Stage::command:
-      return "command";
-    case Stage::test_start:
-      return "test_start";
-    case Stage::test_end:
-      return "test_end";
-    case Stage::predict_start:
-      return "predict_start";
-    case Stage::predict_end:
-      return "predict_end";
-    case Stage::validation_batch_start:
-      return "validation_batch_start";
-    case Stage::test_batch_start:
-      return "test_batch_start";
-    case Stage::predict_batch_start:
-      return "predict_batch_start";
-    case Stage::validation_batch_end:
-      return "validation_batch_end";
-    case Stage::test_batch_end:
-      return "test_batch_end";
-    case Stage::predict_batch_end:
-      return "predict_batch_end";
-    case Stage::sanity_start:
-      return "sanity_start";
-    case Stage::sanity_end:
-      return "sanity_end";
-    case Stage::evaluation_stopped:
-      return "evaluation_stopped";
+  const auto* const found = std::ranges::find(kStageNames, stage, &std::pair<Stage, std::string_view>::first);
+  return found != std::end(kStageNames) ? found->second : "unknown stage";
+}
+
+bool are_stages(std::uint32_t stages) noexcept {
+  std::uint32_t all = 0;
+  for (const auto& [stage, name] : kStageNames) {
+    all |= stage;
   }
-  return kUnknownStage;
+  return stages != 0 && (stages & ~all) == 0;
 }
 
 void CallbackList::add(std::shared_ptr<Callback> callback, bool is_last) {
@@ -232,9 +216,9 @@ void CallbackList::note_frozen(std::vector<bool>& frozen) const {
 
 std::string CallbackList::free_name(std::uint32_t stages) const {
   std::string base = "on";
-  for (std::uint32_t bit = 1; bit != 0; bit <<= 1) {
-    if ((stages & bit) != 0) {
-      base += fmt::format("_{}", to_string(static_cast<Stage>(bit)));
+  for (const auto& [stage, name] : kStageNames) {
+    if ((stages & stage) != 0) {
+      base += fmt::format("_{}", name);
     }
   }
   const auto is_used = [&](const std::string& name) {
@@ -289,8 +273,9 @@ void CallbackList::load(const NamedTensors& state, World& world, bool back) cons
   WorldAccess::any_without_timeout(world, false);
 }
 
-ValidationScopes CallbackList::validation_scopes(World& world) const {
+ValidationScopes CallbackList::validation_scopes(World& world, std::shared_ptr<void> first) const {
   ValidationScopes scopes;
+  scopes.add(std::move(first));
   for (const Entry& entry : entries_) {
     const PhaseScope phase(WorldAccess::progress(world), entry.name, "validation_scope()");
     scopes.add(entry.callback->validation_scope());

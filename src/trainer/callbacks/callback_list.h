@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kUnsynchronizedStages =
     Stage::validation_batch_end | Stage::test_batch_start | Stage::test_batch_end | Stage::predict_batch_start |
     Stage::predict_batch_end;
 
-/// What the callbacks keep during a validation. The last one goes first: each restores what it found.
+/// What the strategy and the callbacks keep during a validation. The last one goes first: each restores what it found.
 class ValidationScopes {
  public:
   ValidationScopes() = default;
@@ -78,7 +78,8 @@ class CallbackList {
   NamedTensors save(World& world) const;
   void load(const NamedTensors& state, World& world, bool back = false) const;
 
-  ValidationScopes validation_scopes(World& world) const;
+  /// `first`: what the strategy keeps, which is restored last.
+  ValidationScopes validation_scopes(World& world, std::shared_ptr<void> first) const;
 
  private:
   struct Entry {
@@ -103,7 +104,7 @@ class CallbackList {
   std::vector<std::string> commands_{};
 };
 
-inline constexpr std::string_view kUnknownStage = "unknown stage";
 std::string_view to_string(Stage stage) noexcept;  ///< "epoch_end"
+bool are_stages(std::uint32_t stages) noexcept;    ///< one or several, and nothing else
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
@@ -25,10 +26,12 @@
 
 #include "base/mapped.h"
 #include "base/option_check.h"
+#include "base/text.h"
 #include "environment/nvml.h"
 #include "optim/option_values.h"
 #include "trainer/callbacks/monitored_metric.h"
 #include "trainer/output/metric_names.h"
+#include "world/warn_on_main.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -53,6 +56,13 @@ double process_seconds() {
 }
 
 constexpr const char* kGpuPercent = "gpu_percent";
+
+/// LibTorch does not say whether it could write a trace, which is a JSON object.
+bool is_whole(const std::filesystem::path& trace) {
+  std::ifstream file(trace, std::ios::binary);
+  std::string last(2, '\0');
+  return file.seekg(-2, std::ios::end) && file.read(last.data(), 2) && last.find('}') != std::string::npos;
+}
 
 }  // namespace
 
@@ -120,59 +130,64 @@ ThroughputMonitor::ThroughputMonitor(ThroughputMonitorOptions options) : options
       .throw_problems();
 }
 
+// samples_per_s of the same report has the time: of the main rank, from the end of the first step, without validations.
 void ThroughputMonitor::on(const StageContext& context) {
-  if (context.stage == Stage::step_end) {
+  if (context.stage == Stage::fit_start) {
+    before_.reset();
+    return;
+  }
+  if (context.stage == Stage::step_end && before_) {
     count_step(context);
     return;
   }
-  const auto now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - std::exchange(last_, now)).count();
-  const TrainState before = std::exchange(state_, context.state);
-  if (context.stage == Stage::report && state_.step > before.step) {
-    report(context, seconds, before);
+  const double* speed = context.stage == Stage::report ? find_metric(*context.metrics, kSpeed) : nullptr;
+  if (speed != nullptr && before_) {
+    report(context, *speed);
   }
+  before_ = context.state;
   units_.reset();
 }
 
 // The sum stays on the device, so that no step waits for it.
 void ThroughputMonitor::count_step(const StageContext& context) {
-  if (const at::Tensor& count = context.step.count; count.defined()) {
+  if (const at::Tensor& count = context.step.count; counts_units() && count.defined()) {
     const at::NoGradGuard no_grad;
     units_ = units_.defined() ? units_ + count : count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   }
 }
 
-void ThroughputMonitor::report(const StageContext& context, double seconds, const TrainState& before) {
-  // The time of the main rank, the units of all ranks, and the number of ranks that counted some.
-  World& world = context.world;
-  const at::Tensor sums = at::zeros({3}, at::device(world.device()).dtype(at::kDouble));
-  sums[0].fill_(world.is_main() ? seconds : 0);
-  if (units_.defined()) {
-    sums[1].copy_(units_);
-    sums[2].fill_(1);
-  }
-  world.all_reduce(sums, Reduce::sum);
-  const at::Tensor host = WorldAccess::on_host(world, sums);
-  seconds = host[0].item<double>();
-  const auto samples = static_cast<double>(state_.samples - before.samples);
-  context.log("step_ms", 1000 * seconds / static_cast<double>(state_.step - before.step));
+void ThroughputMonitor::report(const StageContext& context, double samples_per_s) {
+  const auto samples = static_cast<double>(context.state.samples - before_->samples);
+  const double seconds = samples / samples_per_s;
+  context.log("step_ms", 1000 * seconds / static_cast<double>(context.state.step - before_->step));
   if (options_.flops_per_sample > 0) {
-    const double flops = options_.flops_per_sample * samples / seconds / context.world.size();
+    const double flops = options_.flops_per_sample * samples_per_s / context.world.size();
     context.log("tflops_per_s", flops / 1e12);
     if (options_.peak_flops_per_second > 0) {
       context.log("mfu", flops / options_.peak_flops_per_second);
     }
   }
-  if (options_.unit.empty()) {
-    return;
+  if (!options_.unit.empty()) {
+    const double units = counts_units() ? counted_units(context.world) : options_.units_per_sample * samples;
+    context.log(options_.unit + "_per_s", units / seconds);
   }
-  has_counted_ = has_counted_ || host[2].item<double>() > 0;
-  if (counts_units() && !has_counted_) {
+}
+
+double ThroughputMonitor::counted_units(World& world) {
+  // The units of all ranks, and the number of ranks that counted some.
+  const at::Tensor sums = at::zeros({2}, at::device(world.device()).dtype(at::kDouble));
+  if (units_.defined()) {
+    sums[0].copy_(units_);
+    sums[1].fill_(1);
+  }
+  world.all_reduce(sums, Reduce::sum);
+  const at::Tensor host = WorldAccess::on_host(world, sums);
+  has_counted_ = has_counted_ || host[1].item<double>() > 0;
+  if (!has_counted_) {
     throw Error(fmt::format("ThroughputMonitor: no step has a count of its {}", options_.unit),
                 "set StepOutput::count, or ThroughputMonitorOptions::units_per_sample");
   }
-  const double units = counts_units() ? host[1].item<double>() : options_.units_per_sample * samples;
-  context.log(options_.unit + "_per_s", units / seconds);
+  return host[0].item<double>();
 }
 
 struct DeviceMonitor::Impl {
@@ -272,6 +287,10 @@ void Profiler::on(const StageContext& context) {
     default:
       if (is_recording_) {
         finish();
+      } else if (const std::int64_t steps = step - first_ + options_.skip_steps;
+                 context.stage == Stage::fit_end && steps > 0 && step <= first_) {
+        warn_on_main(context.world, fmt::format("{}: nothing was recorded: the fit had {}, and skip_steps is {}",
+                                                options_.name, counted(steps, "step"), options_.skip_steps));
       }
   }
 }
@@ -295,11 +314,20 @@ void Profiler::finish() {
   const auto result = torch::autograd::profiler::disableProfiler();
   std::error_code failure;  // a report never ends a run
   std::filesystem::create_directories(file_.parent_path(), failure);
+  if (!failure) {
+    std::filesystem::remove(file_, failure);  // that of an earlier start
+  }
   if (failure) {
     log_warning(fmt::format("cannot write the trace {}: {}", file_.string(), failure.message()));
     return;
   }
   result->save(file_.string());
+  if (!is_whole(file_)) {
+    std::filesystem::remove(file_, failure);
+    std::filesystem::remove(file_.string() + ".tmp", failure);  // what LibTorch could write of it
+    log_warning(fmt::format("cannot write the trace {}: the directory is full or may not be written", file_.string()));
+    return;
+  }
   log_info(fmt::format("recorded {} operations in {}", result->events().size(), file_.string()));
 }
 

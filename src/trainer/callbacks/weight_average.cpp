@@ -21,6 +21,7 @@
 #include "base/mapped.h"
 #include "base/option_check.h"
 #include "tensor/mismatch.h"
+#include "tensor/prefixed.h"
 #include "tensor/replaced_values.h"
 #include "trainer/callbacks/batch_norm_update.h"
 
@@ -225,13 +226,10 @@ void WeightAverage::load(const NamedTensors& state) {
 }
 
 NamedTensors averaged_model(const CheckpointContents& checkpoint, const std::string& name) {
-  const std::string prefix = name + ".";
   std::unordered_map<std::string, at::Tensor> averages;
   if (const auto callbacks = checkpoint.tensors.find("callbacks"); callbacks != checkpoint.tensors.end()) {
-    for (const auto& [key, tensor] : callbacks->second) {
-      if (key.starts_with(prefix)) {
-        averages.emplace(key.substr(prefix.size()), tensor);
-      }
+    for (const auto& [key, tensor] : under_prefix(callbacks->second, name + ".")) {
+      averages.emplace(key, tensor);
     }
   }
   if (averages.empty()) {

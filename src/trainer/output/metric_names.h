@@ -13,6 +13,8 @@
 
 namespace lockstep {
 
+inline constexpr std::string_view kSpeed = "samples_per_s";  ///< of each report
+
 /// The value of the metric; nullptr: there is none.
 const double* find_metric(const Metrics& metrics, std::string_view name);
 /// Adds the metric, or replaces its value.

@@ -15,6 +15,12 @@
 #include "report/console_names.h"
 
 namespace lockstep {
+namespace {
+
+/// Another start has another directory.
+bool had_pattern(const Plan& plan) { return plan.asked && parse_run_pattern(run_directory(*plan.asked)); }
+
+}  // namespace
 
 std::string change_of_command(const Plan& plan, const std::string& directory, bool saved) {
   const TrainConfig& config = plan.config;
@@ -25,8 +31,7 @@ std::string change_of_command(const Plan& plan, const std::string& directory, bo
     return " without --fresh";
   }
   std::vector<std::string> flags;
-  const bool had_pattern = plan.asked && parse_run_pattern(run_directory(*plan.asked));
-  if (had_pattern && !config.dist.requeue) {  // another start has another directory
+  if (had_pattern(plan) && !config.dist.requeue) {
     flags.push_back(fmt::format("--run_dir {}", directory));
   }
   if (config.resume != "auto" && config.resume != "last") {
@@ -106,11 +111,14 @@ std::string describe_end(const RunEnd& end) {
     const std::string changed =
         end.changed.empty() ? std::string()
                             : fmt::format("; {}: use another --run_name to train with this", join(end.changed, ", "));
-    const std::string_view longer = end.plan.config.checkpoint.weights_only
+    const TrainConfig& config = end.plan.config;
+    const std::string_view longer = config.checkpoint.weights_only
                                         ? ""  // such a run cannot be continued
                                         : "continue with a larger --max_epochs or --max_steps, or ";
-    return fmt::format("nothing to do: this run is finished ({}){}{}; {}start over with --fresh", where, saved, changed,
-                       longer);
+    const std::string_view anew = !had_pattern(end.plan)    ? "start over with --fresh"
+                                  : config.resume == "auto" ? "start a new launch for a new run"  // found by its launch
+                                                            : "leave out --resume for a new run";
+    return fmt::format("nothing to do: this run is finished ({}){}{}; {}{}", where, saved, changed, longer, anew);
   }
   const std::string limit = end.limit.empty() ? std::string() : fmt::format(" ({})", end.limit);
   return fmt::format("finished at {}{}{}", where, limit, saved);

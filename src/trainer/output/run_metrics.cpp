@@ -4,11 +4,10 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <ATen/ATen.h>
 
 #include "tensor/find_tensor.h"
+#include "tensor/prefixed.h"
 #include "trainer/output/metric_names.h"
 
 namespace lockstep {
@@ -23,24 +22,6 @@ constexpr std::string_view kLogged = "logged.";                // in earlier ste
 constexpr std::string_view kLoggedInStep = "logged_in_step.";  // in the step of the checkpoint
 constexpr std::string_view kLeftOut = "left_out";              // only if steps of the window are left out
 constexpr std::string_view kEpochLeftOut = "epoch_left_out";   // only if steps of the epoch are left out
-
-NamedTensors with_prefix(const NamedTensors& tensors, std::string_view prefix) {
-  NamedTensors found;
-  for (const auto& [name, tensor] : tensors) {
-    if (name.starts_with(prefix)) {
-      found.emplace_back(name.substr(prefix.size()), tensor);
-    }
-  }
-  return found;
-}
-
-template <class Value>
-void append(std::vector<std::pair<std::string, Value>>& all, std::string_view prefix,
-            std::vector<std::pair<std::string, Value>> values) {
-  for (auto& [name, value] : values) {
-    all.emplace_back(fmt::format("{}{}", prefix, name), std::move(value));
-  }
-}
 
 NamedTensors to_tensors(const Metrics& metrics) {
   NamedTensors tensors;
@@ -69,14 +50,14 @@ void RunMetrics::begin(std::vector<metrics::NamedMetric> of_task) {
 Metrics RunMetrics::values() {
   had_left_out_ = window_left_out_;
   Metrics values = window_.means(world_);
-  append(values, "", metrics_.values(world_, in_window_));
+  append_with_prefix(values, "", metrics_.values(world_, in_window_));
   return values;
 }
 
 Metrics RunMetrics::end_window() {
   had_left_out_ = std::exchange(window_left_out_, false);
   Metrics values = window_.take(world_);
-  append(values, "", metrics_.values(world_, in_window_));
+  append_with_prefix(values, "", metrics_.values(world_, in_window_));
   if (of_epochs_) {
     in_epoch_ = metrics_.take(in_epoch_);
   } else {
@@ -89,8 +70,8 @@ Metrics RunMetrics::end_window() {
 Metrics RunMetrics::end_epoch() {
   had_left_out_ = std::exchange(epoch_left_out_, false);
   Metrics values;
-  append(values, kEpochPrefix, epoch_.take(world_));
-  append(values, kEpochPrefix, metrics_.values(world_, in_epoch_));
+  append_with_prefix(values, kEpochPrefix, epoch_.take(world_));
+  append_with_prefix(values, kEpochPrefix, metrics_.values(world_, in_epoch_));
   in_window_ = metrics_.take(in_window_);
   in_epoch_.clear();
   epoch_has_steps_ = false;
@@ -122,14 +103,14 @@ void RunMetrics::append_logged(Metrics& metrics, bool ends_window) {
 
 NamedTensors RunMetrics::save() {
   NamedTensors saved = window_.save(world_);
-  append(saved, kMetric, metrics_.save(world_));
-  append(saved, kWindowMetric, metrics_.save(world_, in_window_));
+  append_with_prefix(saved, kMetric, metrics_.save(world_));
+  append_with_prefix(saved, kWindowMetric, metrics_.save(world_, in_window_));
   if (of_epochs_) {
-    append(saved, kEpochMetric, metrics_.save(world_, in_epoch_));
-    append(saved, kEpoch, epoch_.save(world_));
+    append_with_prefix(saved, kEpochMetric, metrics_.save(world_, in_epoch_));
+    append_with_prefix(saved, kEpoch, epoch_.save(world_));
   }
-  append(saved, kLogged, to_tensors(logged_before_));
-  append(saved, kLoggedInStep, to_tensors(logged_));
+  append_with_prefix(saved, kLogged, to_tensors(logged_before_));
+  append_with_prefix(saved, kLoggedInStep, to_tensors(logged_));
   if (window_left_out_) {
     saved.emplace_back(kLeftOut, at::ones({1}));
   }
@@ -142,18 +123,18 @@ NamedTensors RunMetrics::save() {
 void RunMetrics::load(const NamedTensors& saved) {
   window_.load(saved, world_);
   in_window_.clear();
-  if (const NamedTensors in_window = with_prefix(saved, kWindowMetric); !in_window.empty()) {
+  if (const NamedTensors in_window = under_prefix(saved, kWindowMetric); !in_window.empty()) {
     metrics_.load(in_window, world_);  // also if the means of epochs are off now, as they end windows too
     in_window_ = metrics_.take({});
   }
   if (of_epochs_) {
-    metrics_.load(with_prefix(saved, kEpochMetric), world_);
+    metrics_.load(under_prefix(saved, kEpochMetric), world_);
     in_epoch_ = metrics_.take({});
-    epoch_.load(with_prefix(saved, kEpoch), world_);
+    epoch_.load(under_prefix(saved, kEpoch), world_);
   }
-  metrics_.load(with_prefix(saved, kMetric), world_);
-  logged_before_ = to_metrics(with_prefix(saved, kLogged));
-  logged_ = to_metrics(with_prefix(saved, kLoggedInStep));
+  metrics_.load(under_prefix(saved, kMetric), world_);
+  logged_before_ = to_metrics(under_prefix(saved, kLogged));
+  logged_ = to_metrics(under_prefix(saved, kLoggedInStep));
   window_left_out_ = find_tensor(saved, kLeftOut) != nullptr;
   epoch_left_out_ = find_tensor(saved, kEpochLeftOut) != nullptr;
 }

@@ -19,7 +19,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kSpeed = "samples_per_s";
 constexpr std::string_view kEpochNumber = "epoch";
 
 }  // namespace

@@ -15,8 +15,10 @@
 #include <lockstep/config/config_io.h>
 
 #include "base/ceil_div.h"
+#include "base/find_value.h"
 #include "base/mapped.h"
 #include "base/text.h"
+#include "optim/loss_scaler.h"
 #include "parallel/parameter_sync.h"
 #include "world/world_access.h"
 
@@ -61,25 +63,14 @@ std::optional<std::uint64_t> digest_of(const StepBatches& batches, const World& 
   return known == batches.local_samples ? std::optional(sum) : std::nullopt;
 }
 
-/// 0-dim bool, a tensor of its own; undefined: no update can be left out.
-at::Tensor left_out(const StepResult& result) {
-  at::Tensor any;
-  for (const at::Tensor& flag : {result.skipped, result.spike}) {
-    if (flag.defined()) {
-      any = any.defined() ? any.logical_or(flag) : flag > 0;
-    }
-  }
-  return any;
-}
-
 }  // namespace
 
 StepRecorder::StepRecorder(const TrainConfig& config, const World& world) : config_(config), world_(world) {}
 StepRecorder::~StepRecorder() = default;
 
 void StepRecorder::restore(const std::map<std::string, std::string>& values) {
-  const auto found = values.find(kEnds);
-  ends_ = found == values.end() ? std::vector<RecordsEnd>() : mapped(split(found->second, ' '), end_of);
+  const std::string* found = find_value(values, kEnds);
+  ends_ = found != nullptr ? mapped(split(*found, ' '), end_of) : std::vector<RecordsEnd>();
   rolled_back_ = values.contains(kRolledBack);
 }
 
@@ -143,7 +134,8 @@ void StepRecorder::add(const TrainState& state, const StepBatches& batches, cons
                       .sample_digest = digest_of(batches, world_),
                       .rolled_back = std::exchange(rolled_back_, false)});
   digests_.push_back((digests * weights_).sum());
-  left_out_.push_back(left_out(result));
+  const at::Tensor any = any_of(result.skipped, result.spike);
+  left_out_.push_back(any.defined() ? any > 0 : any);  // a tensor of its own
   if (config_.dist.check_replicas && config_.report.every_steps > 0 && world_.size() > 1) {
     unchecked_steps_.push_back(state.step);
     unchecked_.push_back(digests_.back());

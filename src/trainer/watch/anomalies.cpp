@@ -8,9 +8,9 @@
 #include <fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 
 #include "base/text.h"
+#include "world/warn_on_main.h"
 
 namespace lockstep {
 namespace {
@@ -112,17 +112,17 @@ void Anomalies::tell_skipped(std::int64_t step) {
       fields.emplace_back("samples", skipped.samples);
     }
     files_.event("skipped", fields);
-    warn(fmt::format("step {}: {}", step, skipped.text()));
+    warn_on_main(world_, fmt::format("step {}: {}", step, skipped.text()));
   }
   const std::vector<Spike>& spikes = spikes_.skipped();
   for (const Spike& spike : spikes) {
     tell_spike(spike, /*skipped=*/true);
   }
   if (!spikes.empty()) {
-    warn(fmt::format("{}; the step changed nothing{}", spikes.front().text(),
-                     spikes.size() == 1 ? std::string()
-                                        : fmt::format(", nor did {} after it since the last report",
-                                                      counted(std::ssize(spikes) - 1, "step"))));
+    warn_on_main(world_, fmt::format("{}; the step changed nothing{}", spikes.front().text(),
+                                     spikes.size() == 1 ? std::string()
+                                                        : fmt::format(", nor did {} after it since the last report",
+                                                                      counted(std::ssize(spikes) - 1, "step"))));
   }
 }
 
@@ -158,7 +158,7 @@ void Anomalies::lower_rates(const Spike& why, Strategy& strategy, std::int64_t s
   }
   append_place(fields, why.rank, fmt::format("{}", fmt::join(why.ids, " ")));
   files_.event("lower_lr", fields);
-  warn(fmt::format("step {}: the learning rate is {:.3g} now", step, lr));
+  warn_on_main(world_, fmt::format("step {}: the learning rate is {:.3g} now", step, lr));
 }
 
 bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, std::int64_t step) {
@@ -172,7 +172,8 @@ bool Anomalies::act_on(const NonFinite& found, const RunSnapshot::Parts& run, st
       return true;
     case NonFinitePolicy::warn:
       if (!std::exchange(told_non_finite_, true)) {
-        warn(fmt::format("{}{}", found.text(), looks_at_data ? "" : "; --data.check_finite looks for it in the data"));
+        warn_on_main(world_, fmt::format("{}{}", found.text(),
+                                         looks_at_data ? "" : "; --data.check_finite looks for it in the data"));
       }
       break;
     case NonFinitePolicy::stop:
@@ -191,13 +192,13 @@ bool Anomalies::act_on(const Spike& spike, const RunSnapshot::Parts& run, std::i
   tell_spike(spike, /*skipped=*/false);
   switch (config_.spike.policy) {
     case SpikePolicy::warn:
-      warn(spike.text());
+      warn_on_main(world_, spike.text());
       break;
     case SpikePolicy::skip:  // decided before the update: tell_skipped()
       break;
     case SpikePolicy::lower_lr:
       spikes_.request_lr_reduction(spike);
-      warn(spike.text());
+      warn_on_main(world_, spike.text());
       break;
     case SpikePolicy::rollback:
       roll_back(spike.text(), spike.rank, run, step);
@@ -229,8 +230,9 @@ void Anomalies::roll_back(const std::string& why, std::optional<int> rank, const
   EventFields fields{{"step", step}, {"to", to}, {"why", why}};
   append_place(fields, rank, join(left_out, " "));
   files_.event("rollback", fields);
-  warn(fmt::format("{}: the weights are those of step {} again; the samples of steps {} to {} are left out", why, to,
-                   to, step - 1));
+  warn_on_main(
+      world_, fmt::format("{}: the weights are those of step {} again; the samples of steps {} to {} are left out", why,
+                          to, to, step - 1));
 }
 
 bool Anomalies::can_roll_back() const noexcept {
@@ -242,12 +244,6 @@ void Anomalies::take_snapshot(const RunSnapshot::Parts& run, std::int64_t step) 
   if (can_roll_back()) {
     snapshot_.take(run, step);
     to_leave_out_.clear();
-  }
-}
-
-void Anomalies::warn(const std::string& text) const {
-  if (world_.is_main()) {
-    log_warning(text);
   }
 }
 

@@ -76,7 +76,6 @@ class Anomalies {
   bool act_on(const Spike& spike, const RunSnapshot::Parts& run, std::int64_t step);
   void roll_back(const std::string& why, std::optional<int> rank, const RunSnapshot::Parts& run, std::int64_t step);
   void take_snapshot(const RunSnapshot::Parts& run, std::int64_t step);
-  void warn(const std::string& text) const;  // on the main rank
 
   const TrainConfig& config_;
   World& world_;

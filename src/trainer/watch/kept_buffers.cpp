@@ -1,9 +1,6 @@
 #include "trainer/watch/kept_buffers.h"
 
 #include <algorithm>
-#include <iterator>
-#include <map>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
@@ -32,19 +29,18 @@ KeptBuffers::Copies::Copies(const std::vector<at::Tensor>& of) {
 
 void KeptBuffers::take() {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> found = buffers();
-  const auto fits = [](const Group& group) { return have_same_sizes(group.buffers, group.before.parts); };
-  if (!std::ranges::equal(found, known_, [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }) ||
-      !std::ranges::all_of(groups_, fits)) {
-    std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
-    for (const at::Tensor& buffer : found) {
-      by_dtype[buffer.scalar_type()].push_back(buffer);
-    }
+  const auto found = buffers();
+  const auto is_of = [](const Group& group, const auto& of_dtype) {
+    const auto& [dtype, tensors] = of_dtype;
+    return std::ranges::equal(group.buffers, tensors,
+                              [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }) &&
+           group.before.all.scalar_type() == dtype && have_same_sizes(tensors, group.before.parts);
+  };
+  if (!std::ranges::equal(groups_, found, is_of)) {
     groups_.clear();
-    for (const auto& [dtype, tensors] : by_dtype) {
+    for (const auto& [dtype, tensors] : found) {
       groups_.push_back({.buffers = tensors, .before = Copies(tensors), .now = Copies(tensors)});
     }
-    known_ = std::move(found);
   }
   for (const Group& group : groups_) {
     at::_foreach_copy_(group.before.parts, group.buffers);
@@ -73,14 +69,15 @@ void KeptBuffers::put_back_if(const at::Tensor& left_out) {
 }
 
 // Nobody can write an expanded tensor. A sparse one has no fixed size.
-std::vector<at::Tensor> KeptBuffers::buffers() const {
-  std::vector<at::Tensor> found;
+std::map<at::ScalarType, std::vector<at::Tensor>> KeptBuffers::buffers() const {
+  std::map<at::ScalarType, std::vector<at::Tensor>> found;
   for_each_module(module_, [&](const torch::nn::Module& part, const auto&) {
-    const auto is_kept = [&](const at::Tensor& buffer) {
-      return buffer.layout() == at::kStrided && buffer.device() == device_ && buffer.numel() > 0 &&
-             at::has_internal_overlap(buffer) != at::MemOverlap::Yes;
-    };
-    std::ranges::copy_if(part.buffers(/*recurse=*/false), std::back_inserter(found), is_kept);
+    for (const at::Tensor& buffer : part.buffers(/*recurse=*/false)) {
+      if (buffer.layout() == at::kStrided && buffer.device() == device_ && buffer.numel() > 0 &&
+          at::has_internal_overlap(buffer) != at::MemOverlap::Yes) {
+        found[buffer.scalar_type()].push_back(buffer);
+      }
+    }
   });
   return found;
 }

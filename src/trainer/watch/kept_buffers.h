@@ -1,6 +1,7 @@
 // The buffers of a module from before a step, for a step that is left out.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,12 +36,11 @@ class KeptBuffers {
     Copies now;
   };
 
-  std::vector<at::Tensor> buffers() const;
+  std::map<at::ScalarType, std::vector<at::Tensor>> buffers() const;
 
   const torch::nn::Module& module_;
   const c10::Device device_;
-  std::vector<Group> groups_{};
-  std::vector<at::Tensor> known_{};  // all buffers, of which the groups were made
+  std::vector<Group> groups_{};  // of the last take()
 };
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "tensor/prefixed.h"
 #include "trainer/times_count.h"
 #include "world/gather_values.h"
 #include "world/world_access.h"
@@ -234,20 +235,13 @@ NamedTensors SpikeWatch::save() const {
     state.emplace_back(std::string(kLowers), tensor_of(*lowers_));
   }
   if (gate_) {
-    for (auto& [optimizer, window] : gate_->save()) {
-      state.emplace_back(fmt::format("{}{}", kSkip, optimizer), std::move(window));
-    }
+    append_with_prefix(state, kSkip, gate_->save());
   }
   return state;
 }
 
 void SpikeWatch::load(const NamedTensors& state) {
-  NamedTensors of_gate;
   for (const auto& [name, values] : state) {
-    if (name.starts_with(kSkip)) {
-      of_gate.emplace_back(name.substr(kSkip.size()), values);
-      continue;
-    }
     if (name == kLowers) {
       if (config_.policy == SpikePolicy::lower_lr) {
         lowers_ = spike_of(values);
@@ -265,7 +259,7 @@ void SpikeWatch::load(const NamedTensors& state) {
     window.values.assign(value + values.numel() - size, value + values.numel());
   }
   if (gate_) {
-    gate_->load(of_gate);
+    gate_->load(under_prefix(state, kSkip));
   }
 }
 

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <iterator>
 #include <numeric>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 
 #include "base/assertion.h"
 #include "base/median.h"
+#include "world/gather_values.h"
 #include "world/world_access.h"
 
 namespace lockstep {
@@ -24,21 +24,12 @@ constexpr double kExchanges = 100;     // that fit into a window: with many rank
 constexpr double kShortestWindow = 1;  // in shorter intervals, other programs on the machine distort the times
 constexpr double kShare = 0.1;         // of the time of a step; smaller differences are ignored
 
-/// Sent by each rank, followed by the host name.
+/// Sent by each rank.
 struct Measured {
   StepCost cost{};
   double window = 0;    // seconds
   double exchange = 0;  // seconds, of the shortest one so far
 };
-
-std::string encode(const Measured& measured) { return {reinterpret_cast<const char*>(&measured), sizeof measured}; }
-
-Measured decode(std::string_view bytes) {
-  LOCKSTEP_ASSERT(bytes.size() >= sizeof(Measured), "every rank sends its costs");
-  Measured measured;
-  std::memcpy(&measured, bytes.data(), sizeof measured);
-  return measured;
-}
 
 std::string duration_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.3g} s", seconds);
@@ -113,22 +104,17 @@ std::optional<StragglerNews> StragglerWatch::end_step(std::int64_t step) {
     return {};
   }
   const Measured mine{.cost = mean_without_slowest(), .window = Seconds(steps_time_).count(), .exchange = exchange_};
-  std::vector<StepCost> costs;
-  std::vector<std::string> hosts;
   const auto began = Clock::now();
-  const std::vector<std::string> answers = world_.gather(encode(mine) + host_);
+  const std::vector<Measured> of_ranks = gather_value(world_, mine);
   const double took = Seconds(Clock::now() - began).count();
   exchange_ = exchange_ > 0 ? std::min(exchange_, took) : took;
-  const Measured of_main = decode(answers.front());  // its times are used, so that all ranks agree
-  for (const std::string& answer : answers) {
-    const Measured theirs = decode(answer);
-    costs.push_back(theirs.cost);
-    hosts.push_back(answer.substr(sizeof theirs));
-  }
+  const Measured& of_main = of_ranks.front();  // its times are used, so that all ranks agree
+  std::vector<StepCost> costs;
+  std::ranges::transform(of_ranks, std::back_inserter(costs), &Measured::cost);
   const double wall = of_main.window / static_cast<double>(steps_);
   begin_window(static_cast<std::int64_t>(std::max(kWindow, kExchanges * of_main.exchange) / std::max(wall, 1e-9)));
   const bool all_measured = std::ranges::all_of(costs, [](const StepCost& theirs) { return theirs.step() > 0; });
-  return of_main.window < kShortestWindow || !all_measured ? std::nullopt : judge(step, wall, costs, hosts);
+  return of_main.window < kShortestWindow || !all_measured ? std::nullopt : judge(step, wall, costs);
 }
 
 void StragglerWatch::add(const PhaseTimes& begin, const PhaseTimes& end) {
@@ -141,23 +127,23 @@ void StragglerWatch::add(const PhaseTimes& begin, const PhaseTimes& end) {
   ++costs_;
 }
 
-std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs,
-                                                   std::span<const std::string> hosts) {
-  const auto name_of = [&](int rank) {
-    return fmt::format("rank {} ({})", rank, hosts[static_cast<std::size_t>(rank)]);
-  };
+// All ranks have the same numbers, so all of them have the same news and ask for the hosts together.
+std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wall, std::span<const StepCost> costs) {
+  const auto host_of = [&](int rank) { return world_.gather(host_)[static_cast<std::size_t>(rank)]; };
+  const auto name_of = [](int rank, const std::string& host) { return fmt::format("rank {} ({})", rank, host); };
   if (const Lag lag = largest_lag(costs);
       lag.rank != named_ && lag.factor >= kFactor && lag.longer() >= kShare * wall) {
     named_ = lag.rank;
+    const std::string host = host_of(lag.rank);
     return StragglerNews{
         .text = fmt::format("{} takes {:.1f} times as long for a step as the others, who wait for it: {} and {}; most "
                             "of the difference is in phase '{}'",
-                            name_of(lag.rank), lag.factor, duration_text(lag.mine.step()),
+                            name_of(lag.rank, host), lag.factor, duration_text(lag.mine.step()),
                             duration_text(lag.others_step), to_string(lag.phase())),
         .event = "straggler",
         .fields = {{"step", step},
                    {"rank", std::int64_t{lag.rank}},
-                   {"host", hosts[static_cast<std::size_t>(lag.rank)]},
+                   {"host", host},
                    {"factor", lag.factor},
                    {"step_s", lag.mine.step()},
                    {"others_step_s", lag.others_step},
@@ -165,7 +151,7 @@ std::optional<StragglerNews> StragglerWatch::judge(std::int64_t step, double wal
   }
   if (named_ && lag_of(*named_, costs).factor < kEnded) {
     const int rank = *std::exchange(named_, std::nullopt);
-    return StragglerNews{.text = fmt::format("{} keeps up with the others again", name_of(rank)),
+    return StragglerNews{.text = fmt::format("{} keeps up with the others again", name_of(rank, host_of(rank))),
                          .event = "straggler_ended",
                          .fields = {{"step", step}, {"rank", std::int64_t{rank}}}};
   }

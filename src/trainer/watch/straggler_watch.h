@@ -71,9 +71,8 @@ class StragglerWatch {
   using Clock = std::chrono::steady_clock;
   void add(const PhaseTimes& begin, const PhaseTimes& end);
   StepCost mean_without_slowest() const;
-  /// wall: seconds per step, including waiting.
-  std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs,
-                                     std::span<const std::string> hosts);
+  /// Collective if there is news. wall: seconds per step, including waiting.
+  std::optional<StragglerNews> judge(std::int64_t step, double wall, std::span<const StepCost> costs);
   void begin_window(std::int64_t steps);
 
   World& world_;

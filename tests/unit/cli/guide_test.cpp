@@ -104,6 +104,12 @@ TEST(Commands, SayWhichWordIsWrong) {
        "unexpected argument \"./train\"\n  hint: plan describes settings and hardware; PROGRAM --dry-run prints the "
        "plan of a program\n"},
       {{"config", "--check", "a", "--migrate", "a"}, "config: found --check and --migrate, expected one of them"},
+      {{"config", "--check", "a", "--check=b"},
+       "--check=b: found --check twice, expected it once\n  hint: give one of them, or use lockstep config once for each\n"},
+      {{"plan", "--parameters", ""}, "--parameters \"\": expected a number such as 124M, 7B or 350000\n"},
+      {{"plan", "--nodes", "2", "--nprocs", "1"},
+       "--nprocs 1: found 2 nodes (--nodes), expected a rank on each\n  hint: use --nprocs 2 or more, or fewer "
+       "nodes\n"},
   };
   for (const auto& [words, message] : cases) {
     const auto result = lockstep(words);
@@ -336,13 +342,17 @@ TEST(PlanCommand, SaysWhetherAModelFits) {
   }
   const auto lacks = with({"7b", "--json"});
   EXPECT_EQ(lacks.code, 2);
-  EXPECT_EQ(lacks.err,
-            "error: the model does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB to 80.0 GiB "
-            "on cuda:0, cuda:1\n"
-            "  hint: use --precision bf16 (then 52.2 GiB; small updates are lost) or the optimizer adafactor (then "
-            "52.2 GiB)\n");
+  EXPECT_EQ(
+      lacks.err,
+      "error: the model does not fit: without activations a rank needs 104.3 GiB, and has 70.0 GiB to 80.0 GiB "
+      "on cuda:0, cuda:1\n"
+      "  hint: use --precision bf16 --optim.stochastic_rounding true (then 52.2 GiB) or the optimizer adafactor (then "
+      "52.2 GiB)\n");
   const Json memory = parse_json(lacks.out)["memory"];
   EXPECT_EQ(memory["fits"], false);
+  const auto in_one_pipe =
+      run_program({"sh", "-c", "\"$0\" plan --hardware \"$1\" --parameters 7B 2>&1", LOCKSTEP_CLI, file});
+  EXPECT_LT(in_one_pipe.out.find("memory of each rank"), in_one_pipe.out.find("error: the model does not fit"));
   EXPECT_EQ(memory["optimizer_state_bytes"], 56'000'000'000);
   EXPECT_EQ(memory["ranks"][1]["available_bytes"], std::int64_t{80} << 30);
   EXPECT_LT(memory["ranks"][1]["activations_bytes"], 0);

@@ -120,6 +120,22 @@ TEST(RunFlags, ReportsAllProblems) {
                                     HasSubstr("python3 -m MODULE"), HasSubstr("--tee 4: expected 0 to 3")));
 }
 
+TEST(RunFlags, TakesNoValueOfARefusedFlagAsTheProgram) {
+  EXPECT_THAT(problems_of("--role x -m foo"),
+              ElementsAre(HasSubstr("--role: not possible"), HasSubstr("--module: not possible")));
+  EXPECT_THAT(problems_of("-m foo --lr 1"), ElementsAre(HasSubstr("--module: not possible")));  // foo is the program
+}
+
+TEST(RunFlags, ShowThatAValueIsEmpty) {
+  using Texts = std::map<std::string, std::string, std::less<>>;
+  EXPECT_THAT(problems_of("--nproc-per-node= t"),
+              ElementsAre(HasSubstr("--nproc-per-node=\"\": expected a number from 1")));
+  EXPECT_THAT(problems_of("t", Variables(Texts{{"PET_NPROC_PER_NODE", ""}})),
+              ElementsAre(HasSubstr("PET_NPROC_PER_NODE=\"\": expected a number from 1")));
+  EXPECT_THAT(problems_of("t", Variables(Texts{{"PET_MODULE", ""}})),
+              ElementsAre(HasSubstr("PET_MODULE=\"\": not possible with lockstep run")));
+}
+
 TEST(RunFlags, RejectsUnsupportedFlags) {
   const std::pair<const char*, const char*> cases[] = {
       {"--nproc-per-node 0 t", "expected a number from 1"},

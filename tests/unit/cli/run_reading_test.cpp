@@ -356,6 +356,7 @@ TEST(List, SaysWhatIsWrong) {
   const auto missing = run_program({LOCKSTEP_CLI, "list", (temp.path() / "none").string()});
   EXPECT_EQ(missing.code, 2);
   EXPECT_THAT(missing.err, HasSubstr("no such directory"));
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "list", LOCKSTEP_CLI}).err, HasSubstr(": is a file\n"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "list", "--jsno"}).code, 2);
   const auto none = run_program({LOCKSTEP_CLI, "list", temp.path().string()});
   EXPECT_EQ(none.code, 0);

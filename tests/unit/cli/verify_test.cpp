@@ -220,6 +220,7 @@ TEST(VerifyUsage, RejectsInvalidArguments) {
   const auto missing = run_program({LOCKSTEP_CLI, "verify", (empty.path() / "no").string()});
   EXPECT_EQ(missing.code, 2);
   EXPECT_THAT(missing.err, HasSubstr("no: no such directory"));
+  EXPECT_THAT(run_program({LOCKSTEP_CLI, "verify", LOCKSTEP_CLI}).err, HasSubstr(": is a file\n"));
   EXPECT_EQ(run_program({LOCKSTEP_CLI, "verify", empty.path().string()}).code, 65) << "no valid checkpoint";
   const auto help = run_program({LOCKSTEP_CLI, "verify", "--help"});
   EXPECT_EQ(help.code, 0);

@@ -593,19 +593,58 @@ TEST(ParseInvocation, RefusesAnEmptyNameOfAFile) {
   EXPECT_THAT(problems({"--hardware="}), ElementsAre("--hardware=\"\": expected a file | leave --hardware out"));
 }
 
-TEST(ParseInvocation, RefusesAnEmptyRunName) {
+// A variable of a script that is not set would begin or continue another run, or begin with other weights.
+TEST(ParseInvocation, RefusesEmptyNamesOfRunsAndWeights) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"run_name", "expected a name | leave it out for the name of the program"},
+      {"run_dir", "expected a directory | leave it out for runs/<run_name>"},
+      {"init_weights", "expected a directory or a file | leave it out to begin without other weights"},
+      {"resume", "expected auto, never, last, best or a directory | "},
+  };
   const TrainConfig defaults{.run_name = "train"};
-  EXPECT_THAT(problems({"--run_name", ""}, {}, defaults),
-              ElementsAre("--run_name \"\": expected a name | leave it out for the name of the program"));
-  EXPECT_THAT(problems({"--run_name="}, {}, defaults), ElementsAre(HasSubstr("--run_name=\"\": expected a name")));
-  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_RUN_NAME", ""}}, defaults),
-              ElementsAre(HasSubstr("LOCKSTEP_CFG_RUN_NAME=\"\": expected a name")));
+  for (const auto& [name, message] : cases) {
+    const std::string flag = fmt::format("--{}", name);
+    const std::string variable = variable_name("LOCKSTEP_CFG_", name);
+    const auto is = [&text = message](const std::string& label) {
+      return ElementsAre(testing::StartsWith(fmt::format("{}\"\": {}", label, text)));
+    };
+    EXPECT_THAT(problems({flag, ""}, {}, defaults), is(flag + " "));
+    EXPECT_THAT(problems({flag + "="}, {}, defaults), is(flag + "="));
+    EXPECT_THAT(problems({}, {{variable, ""}}, defaults), is(variable + "="));
+  }
   const TempDir dir;
   const auto file = (dir.path() / "config.toml").string();
-  std::ofstream(file) << "run_name = \"\"\nrun_dir = \"runs/a\"\n";  // the default, as lockstep config prints it
+  std::ofstream(file) << "run_name = \"\"\nrun_dir = \"\"\ninit_weights = \"\"\n";  // as lockstep config prints them
   const TrainConfig config = parse({"--config", file}, {}, defaults).config;
   EXPECT_EQ(config.run_name, "train");
-  EXPECT_EQ(config.run_dir, "runs/a");
+  EXPECT_EQ(config.run_dir, "");
+}
+
+TEST(ParseInvocation, ShowsThatAValueIsEmpty) {
+  Flags flags;
+  flags.positional("max_epochs");
+  EXPECT_THAT(problems({"--optim.lr", ""}), ElementsAre(HasSubstr("--optim.lr \"\": expected a number")));
+  EXPECT_THAT(problems({"--optim.lr="}), ElementsAre(HasSubstr("--optim.lr=\"\": expected a number")));
+  EXPECT_THAT(problems({""}, {}, {}, flags), ElementsAre(HasSubstr("max_epochs \"\": expected a whole number")));
+  EXPECT_THAT(problems({}, {{"LOCKSTEP_CFG_BATCH_SIZE", ""}}),
+              ElementsAre(HasSubstr("LOCKSTEP_CFG_BATCH_SIZE=\"\": expected a whole number")));
+  EXPECT_THAT(problems({"--devices", ""}), ElementsAre(HasSubstr("--devices \"\": this requests no device")));
+  EXPECT_THAT(problems({}, {}, {.devices = ""}),
+              ElementsAre(HasSubstr("devices \"\" (the program's default): this requests no device")));
+}
+
+TEST(ParseInvocation, SendsFlagsThatAreNoSettingsToTheCommandLine) {
+  const TempDir dir;
+  const auto file = (dir.path() / "a.toml").string();
+  for (const char* name : {"config", "hardware", "dry-run", "print_config"}) {
+    const std::string hint = fmt::format(": unknown setting | use --{} on the command line",
+                                         name == std::string("print_config") ? "print-config" : name);
+    std::ofstream(file) << name << " = \"x\"\n";
+    EXPECT_THAT(problems({"--config", file}), ElementsAre(HasSubstr(hint)));
+  }
+  EXPECT_THAT(
+      problems({}, {{"LOCKSTEP_CFG_CONFIG", "x.toml"}}),
+      ElementsAre("LOCKSTEP_CFG_CONFIG: unknown setting in the environment | use --config on the command line"));
 }
 
 TEST(ParseInvocation, GivesHintsInTheFormOfTheSetting) {

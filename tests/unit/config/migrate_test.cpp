@@ -50,6 +50,11 @@ TEST(Migration, JoinsTheEarlierScheduleIntoAText) {
   }
 }
 
+TEST(Migration, KeepsTheByteOrderMark) {
+  EXPECT_EQ(migrated("\xEF\xBB\xBFlearning_rate = 0.1\n[optim]\nmax_grad_norm = 1\n"),
+            "\xEF\xBB\xBF[optim]\nlr = 0.1\nmax_grad_norm = 1\n");
+}
+
 TEST(Migration, LeavesWhatOnlyAPersonCanChange) {
   for (const std::string text : {
            "seed = 7\n[optim]\nlr = 0.1\n",                                    // nothing old

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -21,14 +22,17 @@
 #include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/file_system.h>
 #include <lockstep/data/cache.h>
 #include <lockstep/world/world.h>
 
+#include "base/json.h"
 #include "data/cache_progress.h"
 #include "environment/process_name.h"
 #include "support/message_of.h"
 #include "support/temp_dir.h"
 #include "support/thread_world.h"
+#include "tensor/tensor_bytes.h"
 
 namespace lockstep {
 namespace {
@@ -164,6 +168,80 @@ TEST(Cache, RefusesDataWithoutOneRowForEachSample) {
     EXPECT_EQ(message_of<DataError>([&] { disk_cache(data, dir.path(), world); }), message);
     EXPECT_FALSE(std::filesystem::exists(dir.path() / "column0.npy"));
   }
+}
+
+TEST(Cache, NamesTheSampleThatFails) {
+  class Failing final : public Dataset {
+   public:
+    Failing(std::int64_t at, bool reads) : at_(at), reads_(reads) {}
+    std::int64_t size() const override { return 40; }
+    Batch get(std::span<const std::int64_t> ids, const SampleSeed&) const override {
+      if (std::ranges::find(ids, at_) == ids.end()) {
+        return {.input = at::zeros({std::ssize(ids)})};
+      }
+      if (reads_) {
+        throw IoError("cannot open x.png: no such file");
+      }
+      throw std::runtime_error("not an image");
+    }
+
+   private:
+    std::int64_t at_;
+    bool reads_;
+  };
+  World world = World::single(c10::kCPU);
+  for (const std::int64_t at : {0, 37}) {
+    for (const bool reads : {false, true}) {
+      const auto data = std::make_shared<Failing>(at, reads);
+      const std::string message = "sample " + std::to_string(at) + ": " +
+                                  (reads ? "cannot open x.png: no such file" : "std::runtime_error: not an image") +
+                                  " | leave it out with subset() below the cache";
+      EXPECT_EQ(message_of<DataError>([&] { memory_cache(data, 1 << 20); }), message);
+      const TempDir dir;
+      EXPECT_EQ(message_of<DataError>([&] { disk_cache(data, dir.path(), world); }), message);
+    }
+  }
+}
+
+TEST(DiskCache, KeepsTheBitsOfEveryDtype) {
+  World world = World::single(c10::kCPU);
+  const at::Tensor numbers = at::sin(at::arange(40 * 6, at::kFloat)).view({40, 2, 3});
+  for (const at::ScalarType type :
+       {at::kFloat, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kLong}) {
+    const TempDir dir;
+    const auto data = tensor_dataset(numbers.to(type), numbers.flatten(1).select(1, 0).contiguous().to(type));
+    std::filesystem::file_time_type written{};
+    for (int run = 0; run < 2; ++run) {
+      const auto cached = disk_cache(data, dir.path(), world);
+      const Ids ids = {39, 0, 7};
+      const Batch found = cached->get(ids, {});
+      const Batch expected = data->get(ids, {});
+      for (const auto& [a, b] : {std::pair(found.input, expected.input), std::pair(found.target, expected.target)}) {
+        ASSERT_EQ(a.scalar_type(), type);
+        ASSERT_EQ(a.sizes(), b.sizes()) << type;
+        EXPECT_EQ(text_of_bytes(a), text_of_bytes(b)) << type;
+      }
+      const auto time = std::filesystem::last_write_time(dir.path() / "complete.json");
+      EXPECT_TRUE(run == 0 || time == written) << type << ": it was not read, but written again";
+      written = time;
+    }
+  }
+  const TempDir dir;
+  EXPECT_EQ(
+      message_of<DataError>([&] { disk_cache(tensor_dataset(numbers.to(at::kComplexDouble)), dir.path(), world); }),
+      "cache: input has dtype ComplexDouble, which no file of lockstep can hold | convert it in a map() below "
+      "the cache, or use memory_cache");
+}
+
+// As earlier versions wrote it.
+TEST(DiskCache, HasNothingButNamesInItsListOfNumpysDtypes) {
+  const TempDir dir;
+  World world = World::single(c10::kCPU);
+  std::atomic<int> made = 0;
+  disk_cache(counted(300, made), dir.path(), world);
+  const Json complete = parse_json(read_file(real_file_system(), dir.path() / "complete.json"));
+  EXPECT_THAT(member_as<std::vector<std::string>>(complete, "columns"),
+              testing::ElementsAre("input", "target", "fields.mask"));
 }
 
 TEST(DiskCache, IsWrittenByOneRankAndOpenedByAll) {

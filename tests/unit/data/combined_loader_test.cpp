@@ -387,6 +387,10 @@ TEST(CombinedLoader, RejectsPositionsOfOtherLoaders) {
   EXPECT_THROW(CombinedLoader({}, CombineMode::min_size), DataError);
   EXPECT_THAT(message_of([] { CombinedLoader({nullptr}, CombineMode::min_size); }),
               testing::StartsWith("combined loader: loader 0 is null"));
+  EXPECT_THAT(message_of([&] {
+                CombinedLoader({borrowed(a), borrowed(b), borrowed(a)}, CombineMode::min_size);
+              }),
+              testing::StartsWith("combined loader: loader 2 is the same as loader 0"));
 }
 
 }  // namespace

@@ -638,8 +638,21 @@ TEST(DataLoader, CountsStepsWithoutData) {
   EXPECT_EQ(loader.position(), (LoaderPosition{2, 1, 2}));
   loader.seek({.epoch = 7, .consumed = 2, .dataset_size = 2});
   EXPECT_EQ(loader.position(), (LoaderPosition{8, 0, 2}));
-  EXPECT_THROW(loader.seek({.dataset_size = 3}), CheckpointError);
   EXPECT_THROW(DataLoader::none(0, world), DataError);
+}
+
+TEST(DataLoader, WithoutDataChangesItsStepsAtTheBeginningOfAnEpoch) {
+  World world = cpu();
+  DataLoader before = DataLoader::none(2, world);
+  before.next();
+  DataLoader after = DataLoader::none(3, world);
+  EXPECT_THAT(message_of<CheckpointError>([&] { after.seek(before.position()); }),
+              StartsWith("checkpoint position in the middle of an epoch: DataLoader::none has 3 steps per epoch, and "
+                         "that of the checkpoint had 2"));
+  before.next();
+  after.seek(before.position());
+  EXPECT_EQ(after.position(), (LoaderPosition{1, 0, 3}));
+  EXPECT_THROW(after.seek({.dataset_size = 2, .global_batch = 4}), CheckpointError) << "of a data set";
 }
 
 }  // namespace

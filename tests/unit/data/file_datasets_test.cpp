@@ -53,6 +53,8 @@ TEST(FileDatasets, GiveWindowsOfTokens) {
               HasSubstr("train.bin: found 100 tokens, expected at least 100 and one more"));
   EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "train.bin", {.token_bytes = 3}); }),
               HasSubstr("token_bytes is 3"));
+  EXPECT_THAT(message_of([&] { token_dataset(dir.path() / "train.bin", {.context = 8, .stride = -4}); }),
+              HasSubstr("stride is -4, expected 0 or more"));
   tokens.back() = 0;
   write_text(dir.path() / "other.bin", bytes_of(tokens));
   EXPECT_NE(data->fingerprint(), token_dataset(dir.path() / "other.bin", {.context = 8})->fingerprint());

@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <string>
@@ -42,6 +43,8 @@ TEST(Split, DividesTheSamplesAndKeepsTheResult) {
   Ids all = ids_of(*first.train);
   all.insert(all.end(), validation.begin(), validation.end());
   EXPECT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), 100U);
+  EXPECT_EQ(first.validation_ids, validation) << "the values are the numbers of the samples";
+  EXPECT_EQ(first.train_ids, ids_of(*first.train));
   const Split again = split_dataset(data, file, world, {.count = 50, .seed = 1});
   EXPECT_EQ(ids_of(*again.validation), validation) << "the file is the split";
   EXPECT_EQ(ids_of(*split_dataset(data, dir.path() / "same", world, {.count = 20}).validation), validation);
@@ -73,6 +76,9 @@ TEST(Split, RejectsInvalidSplitsOnAllRanks) {
   };
   EXPECT_THAT(message(4), HasSubstr("0 of 4 samples are for validation, expected 1 to 3"));
   EXPECT_THAT(message(4, {.count = 4}), HasSubstr("4 of 4 samples"));
+  EXPECT_THAT(message(4, {.fraction = std::numeric_limits<double>::quiet_NaN()}),
+              HasSubstr("SplitOptions::fraction is nan, expected a part between 0 and 1"));
+  EXPECT_THAT(message(4, {.fraction = 1e300}), HasSubstr("expected a part between 0 and 1"));
   EXPECT_EQ(message(1),
             "split: the data set has 1 sample, expected 2 or more | one part of the data is for training, the other "
             "for validation");

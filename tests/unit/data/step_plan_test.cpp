@@ -1,6 +1,7 @@
 #include "data/step_plan.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -365,11 +366,14 @@ TEST(StepPlanner, ContinuesALaterPassWithAnotherGlobalBatch) {
   after.next(plan);
   EXPECT_EQ(plan.pass, std::int64_t{1} << 32);
   EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(40), testing::Contains(30), testing::Contains(69)));
+  after.next(plan);  // 10 samples were left, which is no step
+  EXPECT_EQ(plan.pass, std::int64_t{2} << 32);
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(40), testing::Contains(0), testing::Contains(39)));
   StepPlanner back = planner_of(30);
   back.seek(after.position());
   back.next(plan);
-  EXPECT_EQ(plan.pass, std::int64_t{1} << 32);
-  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(20), testing::Contains(70), testing::Contains(89)));
+  EXPECT_EQ(plan.pass, std::int64_t{2} << 32);
+  EXPECT_THAT(plan.ids, testing::AllOf(testing::SizeIs(30), testing::Contains(40), testing::Contains(69)));
 
   before.next(plan);  // 60 of the second pass, which is all of it with a global batch of 60
   StepPlanner shorter = planner_of(60);
@@ -380,6 +384,91 @@ TEST(StepPlanner, ContinuesALaterPassWithAnotherGlobalBatch) {
   EXPECT_THAT(
       message_of([&] { shorter.seek({.epoch = 0, .consumed = 120, .dataset_size = 100, .global_batch = 1000}); }),
       testing::HasSubstr("leaves no samples: the data set has 100, a step needs 1000"));
+}
+
+TEST(StepPlanner, WithDropLastHasOnlyWholeStepsAfterEverySeek) {
+  const CapturedStderr quiet;  // each seek says that the global batch is another one
+  const auto longer = custom_order(71, [](std::uint64_t, std::int64_t) { return Ids(71, 3); });
+  struct Order {
+    SampleOrder kind;
+    std::shared_ptr<const EpochOrder> own{};
+  };
+  struct Batches {
+    std::int64_t before;
+    std::int64_t after;
+  };
+  for (const auto& [kind, own] : {Order{SampleOrder::keyed}, {SampleOrder::pytorch}, {SampleOrder::keyed, longer}}) {
+    for (const StepCount steps_per_epoch : {StepCount(), StepCount(3), StepCount(17)}) {
+      for (const auto& [first, second] : {Batches{8, 10}, {10, 8}, {6, 40}}) {
+        const auto planner_of = [&, kind = kind, own = own](std::int64_t global_batch) {
+          return StepPlanner({.size = 53,
+                              .order = own,
+                              .global_batch = global_batch,
+                              .world_size = 2,
+                              .sampler = {.order = kind, .drop_last = true}},
+                             /*batch_size=*/5, /*rank=*/1, /*keep_global_batch=*/true, steps_per_epoch);
+        };
+        StepPlanner before = planner_of(first);
+        StepPlan plan;
+        for (int step = 1; step <= 20; ++step) {
+          before.next(plan);
+          StepPlanner after = planner_of(second);
+          after.seek(before.position());
+          for (int later = 1; later <= 20; ++later) {
+            const LoaderPosition start = after.position();
+            after.next(plan);
+            ASSERT_EQ(plan.global_samples, second) << "batch " << first << " step " << step << " later " << later;
+            ASSERT_EQ(std::ssize(plan.ids), second / 2);
+            ASSERT_EQ(after.position().epoch, start.epoch + (plan.ends_epoch ? 1 : 0));
+          }
+        }
+      }
+    }
+  }
+}
+
+// 24 of 53 samples in steps of 8, and then two steps of 10.
+TEST(StepPlanner, WithDropLastEndsAnEpochThatHasNoWholeStepLeft) {
+  const auto planner_of = [](std::int64_t global_batch) {
+    return StepPlanner(
+        {.size = 53, .global_batch = global_batch, .world_size = 1, .sampler = {.shuffle = false, .drop_last = true}},
+        /*batch_size=*/10, /*rank=*/0);
+  };
+  StepPlanner before = planner_of(8);
+  StepPlan plan;
+  for (int step = 0; step < 3; ++step) {
+    before.next(plan);
+  }
+  StepPlanner after = planner_of(10);
+  after.seek(before.position());
+  std::vector<std::int64_t> firsts;
+  std::vector<bool> ends;
+  for (int step = 0; step < 3; ++step) {
+    after.next(plan);
+    firsts.push_back(plan.ids.front());
+    ends.push_back(plan.ends_epoch);
+  }
+  EXPECT_THAT(firsts, testing::ElementsAre(24, 34, 0));
+  EXPECT_THAT(ends, testing::ElementsAre(false, true, false));
+}
+
+// The epoch is in the lower 32 bits of the number of a later pass.
+TEST(StepPlanner, TellsAnOrderEachPassOfAnEpoch) {
+  Ids asked;
+  const auto order = custom_order(8, [&](std::uint64_t, std::int64_t epoch) {
+    asked.push_back(epoch);
+    return Ids(8, 3);
+  });
+  StepPlanner planner({.size = 8, .order = order, .global_batch = 4, .world_size = 1}, /*batch_size=*/4, /*rank=*/0,
+                      /*keep_global_batch=*/true, /*steps_per_epoch=*/5);
+  asked.clear();  // its description has asked for the first
+  planner.seek({.epoch = 3});
+  StepPlan plan;
+  for (int step = 0; step < 6; ++step) {
+    planner.next(plan);
+  }
+  constexpr std::int64_t kPass = std::int64_t{1} << 32;
+  EXPECT_THAT(asked, testing::ElementsAre(3, 3 + kPass, 3 + 2 * kPass, 4));
 }
 
 TEST(StepPlanner, RefusesAnotherOrderInTheMiddleOfAnEpoch) {

@@ -53,6 +53,14 @@ TEST(Npy, FindsDtypeShapeAndData) {
               ElementsAre());
 }
 
+TEST(Npy, DoesNotHaveEveryDtype) {
+  EXPECT_TRUE(has_npy_dtype("F16"));
+  for (const char* dtype : {"BF16", "F8_E4M3", "C64", ""}) {
+    EXPECT_FALSE(has_npy_dtype(dtype)) << dtype;
+    EXPECT_THROW(npy_header(dtype, {1}), DataError) << dtype;
+  }
+}
+
 TEST(Npy, ReadsTheHeadersItWrites) {
   const std::vector<std::vector<std::int64_t>> shapes = {{}, {7}, {2, 3, 4}, {0, 5}};
   for (const std::vector<std::int64_t>& shape : shapes) {

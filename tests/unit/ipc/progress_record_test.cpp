@@ -54,6 +54,17 @@ TEST(ProgressView, IsReadAsText) {
             "step 7, backward, in collective 4103: all-reduce of 1.0 MiB");
 }
 
+TEST(ProgressView, NamesWhateverAMemoryHolds) {
+  EXPECT_EQ(to_string(Phase::task), "Task::optimize");
+  EXPECT_EQ(to_string(Phase::program), "the program's own code");
+  EXPECT_EQ(to_string(Phase::teardown), "teardown");
+  EXPECT_EQ(to_string(Phase{kPhaseCount}), "unknown phase");
+  EXPECT_EQ(to_string(Operation::none), "none");
+  EXPECT_EQ(to_string(Operation::bytes), "broadcast of bytes");
+  EXPECT_EQ(to_string(Operation::turn), "taking turns");
+  EXPECT_EQ(to_string(Operation{255}), "unknown operation");
+}
+
 TEST(ProgressView, NamesAPlace) {
   EXPECT_EQ(place_of({}), "") << "the record was never written";
   EXPECT_EQ(place_of({.beats = 1, .phase = Phase::rendezvous}), "in rendezvous");

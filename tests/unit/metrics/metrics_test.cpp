@@ -26,6 +26,7 @@ namespace lockstep::metrics {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 Json reference() {
   std::ifstream file(LOCKSTEP_TEST_DATA "/metrics/torchmetrics.json");
@@ -289,15 +290,18 @@ TEST(Metrics, RefuseSoftTargets) {
   EXPECT_THAT(message_of([&] {
                 accuracy.update(at::tensor({0.9, 0.2}), at::tensor({0.95, 0.05}));
               }),
-              HasSubstr("found classes with fractions"));
+              HasSubstr("Accuracy: found classes with fractions"));
   accuracy.update(at::tensor({0.9, 0.2}), at::tensor({1.0, 0.0}));
   EXPECT_EQ(accuracy.compute().item<double>(), 1);
 }
 
 TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
-  EXPECT_THAT(message_of([] { Accuracy({.classes = 1, .threshold = 2}); }), HasSubstr("classes is 1, expected 2"));
+  EXPECT_THAT(message_of([] { Accuracy({.classes = 1, .threshold = 2}); }),
+              HasSubstr("Accuracy: classes is 1, expected 2"));
   EXPECT_THAT(message_of([] { Accuracy({.classes = 1, .threshold = 2}); }), HasSubstr("threshold is 2"));
-  EXPECT_THAT(message_of([] { Recall({.classes = 3, .top_k = 4}); }), HasSubstr("top_k is 4"));
+  EXPECT_THAT(message_of([] { Recall({.classes = 3, .top_k = 4}); }), HasSubstr("Recall: top_k is 4"));
+  EXPECT_EQ(message_of([] { AUROC({.classes = 2}); }),
+            "AUROC: classes is 2, and the task is binary | set task to multiclass or multilabel, or leave out classes");
   EXPECT_THAT(message_of([] { AUROC({.task = Classification::multiclass, .classes = 3, .average = Average::micro}); }),
               HasSubstr("average is micro"));
   EXPECT_THAT(message_of([] { Quantile({0.5, 2}, 1); }), HasSubstr("the quantile 2"));
@@ -309,13 +313,22 @@ TEST(Metrics, RefuseOptionsAndShapesThatDoNotFit) {
   EXPECT_THAT(message_of([&] {
                 accuracy.update(at::rand({4, 2}), at::zeros({4}, at::kLong));
               }),
-              HasSubstr("found predictions of shape [4, 2] and targets of shape [4], expected scores [N, 3, ...]"));
+              HasSubstr("Accuracy: found predictions of shape [4, 2] and targets of shape [4], expected scores [N, 3"));
   EXPECT_THAT(message_of([&] {
                 accuracy.update(at::rand({4, 3}), at::full({4}, 3, at::kLong));
               }),
-              HasSubstr("found the target 3, expected 0 to 2"));
+              HasSubstr("Accuracy: found the target 3, expected 0 to 2"));
   EXPECT_THAT(message_of([&] { accuracy.update(at::full({4}, -1, at::kLong), at::zeros({4}, at::kLong)); }),
-              HasSubstr("found the prediction -1"));
+              HasSubstr("Accuracy: found the prediction -1"));
+  const auto refused = [](auto&& metric) {
+    return message_of([&] { metric.update(at::rand({4, 5}), at::zeros({4, 6, 7}, at::kLong)); });
+  };
+  EXPECT_THAT(refused(Precision({.classes = 3})), StartsWith("Precision: found predictions of shape [4, 5]"));
+  EXPECT_THAT(refused(Recall({.task = Classification::binary})), StartsWith("Recall: found predictions"));
+  EXPECT_THAT(refused(F1Score({.task = Classification::multilabel, .classes = 3})), StartsWith("F1Score: found "));
+  EXPECT_THAT(refused(ConfusionMatrix({.classes = 3})), StartsWith("ConfusionMatrix: found predictions"));
+  EXPECT_THAT(refused(AUROC()), StartsWith("AUROC: found predictions"));
+  EXPECT_THAT(refused(Perplexity()), StartsWith("Perplexity: found predictions"));
   MeanSquaredError error;
   EXPECT_THAT(message_of([&] { error.update(at::ones({2}), at::ones({2, 1})); }), HasSubstr("expected equal shapes"));
 }

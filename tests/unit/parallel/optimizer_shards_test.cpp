@@ -90,6 +90,29 @@ TEST(OptimizerShards, GatherTheStateOfAllRanks) {
   });
 }
 
+TEST(OptimizerShards, GatherStateOfParametersWithAnyName) {
+  const NamedTensors all{{"caf\xe9", at::zeros({2})}, {"na\xefve", at::zeros({2})}};  // Latin-1, not UTF-8
+  thread_world(2, [&](World& world) {
+    const OptimizerShards shards(all, world);
+    NamedTensors mine;
+    for (const auto& [name, parameter] : all) {
+      if (!shards.elsewhere().contains(name)) {
+        mine.emplace_back(name + ".moment", at::full_like(parameter, world.rank() + 1));
+      }
+    }
+    ASSERT_EQ(mine.size(), 1U);
+    const NamedTensors found = shards.gather(std::move(mine), all);
+    if (!world.is_main()) {
+      return;
+    }
+    ASSERT_EQ(found.size(), 2U);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(found[i].first, all[i].first + ".moment");
+      EXPECT_EQ(found[i].second[0].item<float>(), shards.elsewhere().contains(all[i].first) ? 2 : 1);
+    }
+  });
+}
+
 // Checkpoints cannot hold complex128; a rollback can.
 TEST(OptimizerShards, GatherStateOfADtypeThatCheckpointsDoNotHold) {
   struct Waves : torch::nn::Module {

@@ -135,24 +135,27 @@ TEST(MemoryPlan, RecommendsOnlyWhatIsEnough) {
   EXPECT_EQ(lack_of({}, eight_gpus(), kBillion), std::nullopt);
   EXPECT_THAT(
       lack_of({}, eight_gpus(), 7 * kBillion),
-      Optional(AllOf(Field(&Problem::what, HasSubstr("the model does not fit: without activations a rank needs 104.3 "
-                                                     "GiB, and has 80.0 GiB on cuda:0, cuda:1")),
-                     Field(&Problem::hint,
-                           "use --dist.shard_optimizer true (then 58.7 GiB), --precision bf16 (then 52.2 GiB; small "
-                           "updates are lost) or the optimizer adafactor (then 52.2 GiB)"))));
+      Optional(
+          AllOf(Field(&Problem::what, HasSubstr("the model does not fit: without activations a rank needs 104.3 "
+                                                "GiB, and has 80.0 GiB on cuda:0, cuda:1")),
+                Field(&Problem::hint,
+                      "use --dist.shard_optimizer true (then 58.7 GiB), --precision bf16 "
+                      "--optim.stochastic_rounding true (then 52.2 GiB) or the optimizer adafactor (then 52.2 GiB)"))));
   Hardware uneven = eight_gpus();
   uneven.gpus[1].free_bytes = 10 * kGiB;
   EXPECT_THAT(lack_of({}, uneven, 7 * kBillion),
               Optional(Field(&Problem::what, HasSubstr("and has 10.0 GiB to 80.0 GiB on cuda:0, cuda:1"))));
   EXPECT_THAT(
       lack_of({}, one_gpu(), 15 * kBillion),
-      Optional(Field(&Problem::hint,
-                     "use --precision bf16 (small updates are lost) and the optimizer adafactor (then 55.9 GiB)")));
-  EXPECT_THAT(lack_of({}, one_gpu(), 70 * kBillion),
-              Optional(Field(
-                  &Problem::hint,
-                  "every rank has the whole model: use a smaller model, or devices with more memory; "
-                  "--precision bf16 (small updates are lost) and the optimizer adafactor would still need 260.8 GiB")));
+      Optional(
+          Field(&Problem::hint,
+                "use --precision bf16 --optim.stochastic_rounding true and the optimizer adafactor (then 55.9 GiB)")));
+  EXPECT_THAT(
+      lack_of({}, one_gpu(), 70 * kBillion),
+      Optional(Field(
+          &Problem::hint,
+          "every rank has the whole model: use a smaller model, or devices with more memory; "
+          "--precision bf16 --optim.stochastic_rounding true and the optimizer adafactor would still need 260.8 GiB")));
 }
 
 TEST(MemoryPlan, RefusesToShardWhatTheTrainingRefusesToShard) {

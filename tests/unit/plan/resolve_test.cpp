@@ -435,15 +435,16 @@ TEST(Resolve, PlansNodesThatStartDifferentNumbersOfRanks) {
 }
 
 TEST(Resolve, SharesRanksOutAmongTheNodesThatStartThem) {
-  Identity identity{.world_size = 2, .nodes = 2, .starts_ranks = true, .launcher = "Slurm"};
+  Identity identity{
+      .world_size = 2, .nodes = 2, .starts_ranks = true, .launcher = "Slurm", .variables = {"SLURM_NNODES"}};
   EXPECT_THAT(devices(resolve({.nprocs = 3}, no_gpu(), identity)), SizeIs(2));
   identity.node = identity.rank = 1;
   const Plan second = resolve({.nprocs = 3}, no_gpu(), identity);
   EXPECT_THAT(devices(second), SizeIs(1));
   EXPECT_EQ(second.world_size, 3);
-  EXPECT_EQ(refusal({.nprocs = 1}, no_gpu(), identity),
-            "--nprocs 1: Slurm started this program on 2 nodes, expected a rank on each | use --nprocs 2 or more, or "
-            "fewer nodes");
+  EXPECT_EQ(
+      refusal({.nprocs = 1}, no_gpu(), identity),
+      "--nprocs 1: found 2 nodes (SLURM_NNODES), expected a rank on each | use --nprocs 2 or more, or fewer nodes");
 }
 
 TEST(Resolve, TakesItsPlaceInALaunch) {

@@ -251,6 +251,27 @@ TEST(Log, AddsMetricsToReportsAndValidations) {
   }
 }
 
+TEST(Log, IsRefusedAfterTheLastReport) {
+  World world = World::single(c10::kCPU);
+  const auto logs_at = [&](Stage stage, std::string& refused) {
+    return message_of([&] {
+      fit(world, [&](Trainer& trainer) {
+        trainer.on(Stage::step_end, [stage](const StageContext&) {
+          if (stage == Stage::exception) {
+            throw Error("the failure");
+          }
+        });
+        trainer.on(stage, [&](const StageContext& at) { refused = message_of([&] { at.log("late", 1); }); });
+      });
+    });
+  };
+  std::string refused;
+  EXPECT_EQ(logs_at(Stage::fit_end, refused), "no error");
+  EXPECT_THAT(refused, HasSubstr("metric late: nothing can be logged at fit_end"));
+  EXPECT_THAT(logs_at(Stage::exception, refused), HasSubstr("the failure"));
+  EXPECT_THAT(refused, HasSubstr("metric late: nothing can be logged at exception"));
+}
+
 // Each metric that is logged could move the others in memory.
 TEST(Log, MayBeCalledInALoopOverTheMetricsOfTheStage) {
   World world = World::single(c10::kCPU);

@@ -362,6 +362,76 @@ TEST(Crossing, EachStartOfAValidationHasAnEnd) {
   EXPECT_EQ(order, "<!<><>");
 }
 
+// Only time makes that after step 1.
+TEST(Crossing, AValidationThatDecidesNothingDoesNotDecideAfterAStopEither) {
+  const TempDir dir;
+  std::map<std::int64_t, bool> decides;  // by step
+  const auto run = [&](double every_s, int stop_in) {
+    TrainConfig config = in_directory(in_memory({.max_epochs = 1, .batch_size = 12}), dir);
+    config.validate.every_s = every_s;
+    StoppedValidation(stop_in).fit(config, [&](Trainer& trainer) {
+      trainer.on(Stage::validation_end, [&](const StageContext& at) { decides[at.state.step] = at.ends_window; });
+    });
+  };
+  const CapturedStderr silent;
+  run(1e-9, 2);
+  EXPECT_TRUE(decides.empty());
+  run(0, 0);
+  EXPECT_EQ(decides, (std::map<std::int64_t, bool>{{1, false}, {5, true}}));
+}
+
+TEST(Crossing, AFinishedRunHasTheSameMetricsAgain) {
+  for (const bool stops : {false, true}) {
+    const TempDir dir;
+    TrainConfig config = in_directory(in_memory({.max_epochs = 2, .batch_size = 12}), dir);
+    config.report.every_steps = 3;  // no report is due at the end
+    if (stops) {
+      config.early_stop = {.metric = "val_loss", .patience = 1, .min_delta = 1000};
+    }
+    const auto metrics = [&] {
+      BadSteps task({});
+      const Metrics found = fit(config, task).metrics;
+      return std::map<std::string, double>(found.begin(), found.end());
+    };
+    const CapturedStderr silent;
+    const auto first = metrics();
+    EXPECT_TRUE(first.contains("loss") && first.contains("val_loss"));
+    EXPECT_EQ(metrics(), first);
+  }
+}
+
+TEST(Crossing, AMetricThatTheValidationLacksIsAFailureOfTheValidation) {
+  for (const bool monitors : {false, true}) {
+    TrainConfig config = in_memory({.max_epochs = 1, .batch_size = 12});
+    (monitors ? config.checkpoint.monitor : config.early_stop.metric) = "val_los";
+    World world = World::single(c10::kCPU);
+    const Plan plan = plan_for(1, config);
+    TinyTask task;
+    DataLoader data(tiny_data(60), plan.loader, world);
+    DataLoader validation(tiny_data(12), plan.eval_loader, world);
+    Trainer trainer(plan, world);
+    EXPECT_THAT(message_of([&] { trainer.fit(task, data, &validation); }), HasSubstr("val_los"));
+    EXPECT_EQ(view(WorldAccess::progress(world)).phase, Phase::validation);
+  }
+}
+
+TEST(Crossing, AMetricOfAStepThatReportsCannotHaveIsNoFailureOfTheOptimizer) {
+  class Unnamed final : public TinyTask {
+   public:
+    StepOutput training_step(const Batch& batch) override {
+      StepOutput output = TinyTask::training_step(batch);
+      output.metrics = {{"", at::ones({})}};
+      return output;
+    }
+  } task;
+  World world = World::single(c10::kCPU);
+  const Plan plan = plan_for(1, in_memory({.max_epochs = 1, .batch_size = 12}));
+  DataLoader data(tiny_data(60), plan.loader, world);
+  Trainer trainer(plan, world);
+  EXPECT_THAT(message_of([&] { trainer.fit(task, data); }), HasSubstr("found the metric name ''"));
+  EXPECT_EQ(view(WorldAccess::progress(world)).phase, Phase::task);
+}
+
 /// Stores and gets a tensor of its own.
 class Keeper final : public Callback {
  public:

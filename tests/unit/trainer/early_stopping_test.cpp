@@ -80,6 +80,19 @@ TEST(EarlyStopping, StopsAllRanksAtTheEndOfTheValidation) {
   }
 }
 
+// Only time makes those after odd steps. Their loss is by far the best.
+TEST(EarlyStopping, DecidesNothingByValidationsByTime) {
+  for (const int ranks : {1, 2}) {
+    thread_world(ranks, [](World& world) {
+      TrainConfig config = in_memory({.max_epochs = 10});
+      config.validate.every_s = 1e-9;
+      const Ended ended = train(config, world, {1, 5, 1, 4, 1, 4.5, 1, 4, 1, 3}, {.patience = 2});
+      EXPECT_EQ(ended.reason, "val_loss did not improve on 4 in 2 measurements");
+      EXPECT_EQ(ended.result.state.step, 8);
+    });
+  }
+}
+
 TEST(EarlyStopping, WarnsIfTheTrainingEndsBeforeItsMetric) {
   World world = World::single(c10::kCPU);
   const auto printed = [&](std::int64_t max_steps) {

@@ -97,6 +97,20 @@ TEST(KeptBuffers, FollowABufferWithAnotherShape) {
   }
 }
 
+// As Module::to() changes it between two steps.
+TEST(KeptBuffers, FollowBuffersWithAnotherDtype) {
+  SomeBuffers module;
+  KeptBuffers kept(module, at::kCPU);
+  kept.take();
+  module.mean.set_data(at::full({2, 3}, 1.0 / 3, at::kDouble));
+  module.slice.set_data(at::full({4}, 1.0 / 3, at::kDouble));
+  const NamedTensors before = buffers_of(module);
+  kept.take();
+  module.change();
+  kept.put_back_if(at::ones({}));
+  EXPECT_TRUE(are_equal(buffers_of(module), before)) << "a third in float32 is another number";
+}
+
 constexpr std::int64_t kSpoiled = 15;  // spikes are looked for after 10 steps
 
 /// What the last rank does in step kSpoiled.

@@ -252,12 +252,40 @@ TEST(ThroughputMonitor, CountsUnitsOfAllRanks) {
     }
     const Rows counted = rows({.unit = "tokens"}, std::make_unique<PaddedTask>);
     ASSERT_EQ(counted.size(), 3U);
-    for (std::size_t window = 0; window < 3; ++window) {  // samples 0 to 11, 12 to 23, 24 to 35
-      EXPECT_NEAR(in_window(counted[window]), 66 + 144 * static_cast<double>(window), 1e-6) << ranks;
-    }
+    EXPECT_NEAR(in_window(counted[0]), 63 * 4 / 3, 1e-6)
+        << ranks << ": samples 3 to 11, without those of the first step";
+    EXPECT_NEAR(in_window(counted[1]), 210, 1e-6) << ranks << ": samples 12 to 23";
+    EXPECT_NEAR(in_window(counted[2]), 354, 1e-6) << ranks << ": samples 24 to 35";
     const Rows none = rows({});
     ASSERT_EQ(none.size(), 3U);
     EXPECT_FALSE(none[0].contains("tokens_per_s"));
+  }
+}
+
+// Both leave out validations and the first step.
+TEST(ThroughputMonitor, HasTheTimeOfTheSamplesPerSecond) {
+  for (const int ranks : {1, 2}) {
+    Rows rows;
+    thread_world(ranks, [&](World& world) {
+      TrainConfig config = monitored(12);
+      config.validate.every_steps = 2;
+      const Plan plan = plan_for(ranks, config);
+      TinyTask task;
+      DataLoader data(tiny_data(60), plan.loader, world);
+      DataLoader validation(tiny_data(60), plan.eval_loader, world);
+      Trainer trainer(plan, world);
+      trainer.add(std::make_shared<ThroughputMonitor>());
+      trainer.on(Stage::report, [&](const StageContext& at) {
+        if (world.is_main()) {
+          rows.emplace_back(at.metrics->begin(), at.metrics->end());
+        }
+      });
+      trainer.fit(task, data, &validation);
+    });
+    ASSERT_EQ(rows.size(), 3U);
+    for (const auto& row : rows) {
+      EXPECT_NEAR(row.at("step_ms") / 1000 * row.at("samples_per_s"), 12, 1e-6) << ranks;
+    }
   }
 }
 
@@ -423,15 +451,44 @@ TEST(Profiler, ShowsWhereARankWaitsForTheOthers) {
   }
 }
 
+/// What a fit of 8 steps prints.
+std::string printed_with(const ProfilerOptions& options) {
+  CapturedStderr captured;
+  reports(1, monitored(8), [&](Trainer& trainer) { trainer.add(std::make_shared<Profiler>(options)); });
+  return captured.text();
+}
+
 TEST(Profiler, DoesNotEndARunWhoseTraceCannotBeWritten) {
   const TempDir dir;
-  std::ofstream(dir.path() / "file") << "no directory";
-  CapturedStderr captured;
-  reports(1, monitored(8), [&](Trainer& trainer) {
-    trainer.add(std::make_shared<Profiler>(
-        ProfilerOptions{.skip_steps = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}));
-  });
-  EXPECT_THAT(captured.text(), HasSubstr("cannot write the trace "));
+  write_text(dir.path() / "file", "no directory");
+  EXPECT_THAT(printed_with({.skip_steps = 3, .steps = 2, .directory = dir.path() / "file" / "traces"}),
+              HasSubstr("cannot write the trace "));
+}
+
+// LibTorch writes another file first, and renames it.
+TEST(Profiler, LeavesNoTraceThatIsNotWholeOrOfAnEarlierStart) {
+  for (const bool is_full : {true, false}) {
+    const TempDir dir;
+    const auto trace = dir.path() / "trace-rank-0.json";
+    const auto part = dir.path() / "trace-rank-0.json.tmp";
+    write_text(trace, "of an earlier start");
+    if (is_full) {
+      std::filesystem::create_symlink("/dev/full", part);
+    } else {
+      std::filesystem::create_directory(part);  // it cannot be opened, also by root
+    }
+    EXPECT_THAT(printed_with({.skip_steps = 3, .steps = 2, .directory = dir.path()}),
+                HasSubstr("cannot write the trace " + trace.string() + ": the directory is full or"));
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << is_full;
+  }
+}
+
+TEST(Profiler, SaysThatTheFitWasTooShort) {
+  const TempDir dir;
+  const std::string warning = "profiler: nothing was recorded: the fit had 8 steps, and skip_steps is 8";
+  EXPECT_THAT(printed_with({.skip_steps = 8, .directory = dir.path()}), HasSubstr(warning));
+  EXPECT_THAT(printed_with({.skip_steps = 7, .directory = dir.path()}),
+              testing::Not(HasSubstr("nothing was recorded")));
 }
 
 // Another callback fails at Stage::exception, so that the profiler does not hear of the end.

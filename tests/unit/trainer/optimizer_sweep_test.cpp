@@ -163,11 +163,13 @@ TEST(OptimizerSweep, RanksAgreeWithOneRank) {
 TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
   Sweep sweep("resumed optimizers");
   int ranks = 1;
-  for (const Precision precision :
-       {Precision::fp32, Precision::fp64, Precision::bf16, Precision::fp16, Precision::fp16_mixed}) {
+  for (const auto& [precision, rounds] :
+       {std::pair(Precision::fp32, false), std::pair(Precision::fp64, false), std::pair(Precision::bf16, false),
+        std::pair(Precision::bf16, true), std::pair(Precision::fp16, false), std::pair(Precision::fp16_mixed, false)}) {
     for (const Named& optimizer : optimizers_for(precision)) {
       const TempDir dir;
       TrainConfig config = base(optimizer, precision);
+      config.optim.stochastic_rounding = rounds;
       NamedTensors straight;
       NamedTensors resumed;
       thread_world(ranks, [&](World& world) {
@@ -198,7 +200,7 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
     }
     ranks = 3 - ranks;  // each optimizer is trained with both
   }
-  EXPECT_EQ(sweep.points(), 16 * 5);
+  EXPECT_EQ(sweep.points(), 16 * 6);
 }
 
 TEST(OptimizerSweep, HalfParametersAreTrainedOrRefused) {
@@ -230,6 +232,7 @@ struct Part {
 std::vector<NamedTensors> train_in_parts(const Named& optimizer, Precision precision, const std::vector<Part>& parts) {
   const TempDir dir;
   TrainConfig config = base(optimizer, precision);
+  config.optim.stochastic_rounding = precision == Precision::bf16;
   config.run_dir = (dir.path() / "run").string();
   config.checkpoint.enabled = true;
   std::vector<NamedTensors> found;

@@ -243,7 +243,7 @@ TEST(StochasticCompression, ContinuesExactlyAfterAResume) {
     const auto straight = train("straight", 11);
     train("resumed", 5);
     EXPECT_TRUE(are_equal(train("resumed", 11), straight));
-    EXPECT_FALSE(are_equal(train("other seed", 11, 43), straight)) << "control: nothing was random";
+    EXPECT_FALSE(are_equal(train("other seed", 11, 45), straight)) << "control: nothing was random";
   }
 }
 

@@ -311,6 +311,36 @@ TEST(RunCheckpoints, OfAnEpochThatIsOverWithAnotherGlobalBatchAreValidated) {
   EXPECT_THAT(run(8, 1, 0).first, ElementsAre()) << "it is done once";
 }
 
+// 18 of 20 samples are used with a global batch of 6: after 8 come 6 more, and the 4 that are left are no step.
+TEST(RunCheckpoints, WithDropLastCountTheStepsThatAnotherGlobalBatchLeaves) {
+  const TempDir directory;
+  const auto rates = [&](const std::string& run, std::int64_t batch, std::int64_t steps, std::int64_t epoch = 0) {
+    TrainConfig config = config_in(directory.path() / run);
+    config.data.steps_per_epoch = epoch;
+    config.batch_size = config.global_batch_size = batch;
+    config.max_epochs = 1;
+    config.max_steps = steps;
+    config.sampler.drop_last = true;
+    config.optim.schedule = "linear";
+    std::vector<double> found;
+    train(config, std::make_shared<Probe>(0U | Stage::step_end,
+                                          [&](const StageContext& context) { found.push_back(context.step.lr); }));
+    return found;
+  };
+  const std::vector<double> straight = rates("straight", 6, 0);
+  ASSERT_EQ(straight.size(), 3U);
+  rates("resumed", 4, 2);
+  const std::vector<double> resumed = rates("resumed", 6, 0);
+  ASSERT_EQ(resumed.size(), 1U);
+  EXPECT_DOUBLE_EQ(resumed.front(), straight.back());
+
+  // If the epoch ends before the pass, no part of a step is lost: 2 steps follow on 4 samples.
+  rates("part", 4, 1, /*epoch=*/2);
+  const std::vector<double> part = rates("part", 6, 0, /*epoch=*/2);
+  ASSERT_EQ(part.size(), 2U);
+  EXPECT_GT(part.back(), 0);
+}
+
 TEST(RunCheckpoints, InAnEpochOfSeveralPassesKeepDropLast) {
   const TempDir directory;
   for (const std::int64_t steps_per_epoch : {0, 10}) {

@@ -63,6 +63,11 @@ TEST(RunEnd, NamesTheLimitThatEndedTheRun) {
   EXPECT_EQ(
       describe_end({.plan = {.config = weights, .asked = weights}, .step = 157, .epoch = 1, .was_finished = true}),
       "nothing to do: this run is finished (step 157, epoch 1); start over with --fresh");
+  Plan numbered{.config = {.run_dir = "runs/3"}, .asked = TrainConfig{.run_dir = "runs/{n}"}};
+  const auto end_of_numbered = [&] { return describe_end({.plan = numbered, .was_finished = true}); };
+  EXPECT_THAT(end_of_numbered(), EndsWith("or --max_steps, or start a new launch for a new run")) << "a requeued job";
+  numbered.config.resume = "last";
+  EXPECT_THAT(end_of_numbered(), EndsWith("or --max_steps, or leave out --resume for a new run"));
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // What a program meets that makes its Session itself, and the corners of a Task.
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,6 +17,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/variables.h>
+#include <lockstep/data/combined_loader.h>
 #include <lockstep/data/replay_buffer.h>
 #include <lockstep/run.h>
 #include <lockstep/trainer/trainer.h>
@@ -174,6 +177,83 @@ TEST(Trainer, SaysWhereNothingMayBeSavedBeforeTheEnd) {
     Trainer(session).fit(task, buffer);
     EXPECT_EQ(captured.text().find("no checkpoint is saved before the first end of an epoch") == std::string::npos,
               every_s > 0);
+  }
+}
+
+/// Notes the numbers of its samples.
+class Noting final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch& batch) override {
+    for (std::int64_t row = 0; row < batch.samples; ++row) {
+      numbers.push_back(batch["number"][row].item<std::int64_t>());
+    }
+    return TinyTask::training_step(batch);
+  }
+  std::vector<std::int64_t> numbers{};
+};
+
+Batch numbered(std::int64_t number) {
+  return {
+      .input = at::ones({4}), .target = at::ones({1}), .fields = {{"number", at::scalar_tensor(number, at::kLong)}}};
+}
+
+std::unique_ptr<Stream> numbered_stream() {
+  return sample_stream([](std::int64_t, int, int) -> SampleSource {
+    return [i = std::int64_t{0}]() mutable { return i < 8 ? std::optional(numbered(i++)) : std::nullopt; };
+  });
+}
+
+TEST(Trainer, SaysWhereItBeginsInAStreamOfUnknownLength) {
+  for (const std::int64_t steps_per_epoch : {0, 2}) {
+    Session session = Session::single(in_memory({.batch_size = 4, .data = {.steps_per_epoch = steps_per_epoch}}));
+    Noting task;
+    DataLoader data(numbered_stream(), session.plan.loader, session.world);
+    data.next();
+    CapturedStderr captured;
+    Trainer(session).fit(task, data);
+    const bool goes_on = steps_per_epoch == 0;
+    EXPECT_EQ(task.numbers.front(), goes_on ? 4 : 0);
+    EXPECT_EQ(captured.text().find("the training begins after 4 samples of the epoch, taken before this fit") !=
+                  std::string::npos,
+              goes_on);
+  }
+}
+
+// As a loop that collects transitions and trains in turns.
+TEST(Trainer, GoesOnInAReplayBufferInEachFit) {
+  Session session = Session::single(in_memory({.max_steps = 2, .batch_size = 4}));
+  ReplayBuffer buffer(64, session.plan.loader, session.world);
+  for (std::int64_t i = 0; i < 64; ++i) {
+    buffer.add(
+        {.input = at::ones({1, 4}), .target = at::ones({1, 1}), .fields = {{"number", at::full({1}, i, at::kLong)}}});
+  }
+  std::vector<std::int64_t> numbers;
+  CapturedStderr captured;
+  Trainer trainer(session);
+  for (int round = 0; round < 3; ++round) {
+    Noting task;
+    trainer.fit(task, buffer);
+    EXPECT_NE(task.numbers, numbers) << round;
+    numbers = task.numbers;
+  }
+  EXPECT_EQ(captured.text().find("the training begins after"), std::string::npos);
+}
+
+class WithoutData final : public TinyTask {
+ public:
+  StepOutput training_step(const Batch&) override { return net_(at::ones({1, 4})).square().mean(); }
+};
+
+TEST(Trainer, SaysThatTheDataDecideTheStepsOfAnEpoch) {
+  for (const std::int64_t steps : {5, 3}) {
+    Session session = Session::single(in_memory({.batch_size = 4, .data = {.steps_per_epoch = 5}}));
+    WithoutData task;
+    DataLoader data = DataLoader::none(steps, session.world);
+    CapturedStderr captured;
+    Trainer(session).fit(task, data);
+    EXPECT_EQ(captured.text().find("data.steps_per_epoch 5 does not apply: the training data say that an epoch has 3 "
+                                   "steps") != std::string::npos,
+              steps == 3);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "parallel/stochastic_rounding.h"
+#include "tensor/stochastic_rounding.h"
 
 #include <cmath>
 #include <limits>
@@ -94,12 +94,25 @@ TEST(StochasticRounding, OfTheHostIsThatOfOperationsOnTensors) {
     const auto values = at::cat({at::randint(kLeast, -kLeast, {size}, generator, at::kInt).view(at::kFloat), special});
     for (const std::uint64_t key : {std::uint64_t{0}, ~std::uint64_t{0}, splitmix(1), splitmix(2)}) {
       const auto found = stochastically_rounded(values, key);
-      const auto expected = rounded_by_operations(values, key);
+      const at::Tensor expected = at::empty_like(found);
+      round_by_operations(expected, values, key);
       const auto nan = values.isnan();
       EXPECT_TRUE(at::equal(found.isnan(), nan)) << size;
       EXPECT_TRUE(at::equal(found.view(at::kShort).masked_fill(nan, 0), expected.view(at::kShort).masked_fill(nan, 0)))
           << size << " values, key " << key;
     }
+  }
+}
+
+TEST(StochasticRounding, MayBeginAtAnyPosition) {
+  const auto values = at::rand({1000}, at::make_generator<at::CPUGeneratorImpl>(7), at::kFloat);
+  for (const std::uint64_t key : {std::uint64_t{5}, ~std::uint64_t{0}, splitmix(1)}) {
+    const auto whole = stochastically_rounded(values, key);
+    for (const std::int64_t first : {0, 1, 333}) {
+      const auto part = stochastically_rounded(values.slice(0, first), key_from(key, first));
+      EXPECT_TRUE(at::equal(part, whole.slice(0, first))) << key << ", " << first;
+    }
+    EXPECT_FALSE(at::equal(stochastically_rounded(values.slice(0, 1), key), whole.slice(0, 1))) << "control";
   }
 }
 
