@@ -105,7 +105,8 @@ TEST(Commands, SayWhichWordIsWrong) {
        "plan of a program\n"},
       {{"config", "--check", "a", "--migrate", "a"}, "config: found --check and --migrate, expected one of them"},
       {{"config", "--check", "a", "--check=b"},
-       "--check=b: found --check twice, expected it once\n  hint: give one of them, or use lockstep config once for each\n"},
+       "--check=b: found --check twice, expected it once\n  hint: give one of them, or use lockstep config once for "
+       "each\n"},
       {{"plan", "--parameters", ""}, "--parameters \"\": expected a number such as 124M, 7B or 350000\n"},
       {{"plan", "--nodes", "2", "--nprocs", "1"},
        "--nprocs 1: found 2 nodes (--nodes), expected a rank on each\n  hint: use --nprocs 2 or more, or fewer "
