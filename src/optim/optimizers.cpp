@@ -108,7 +108,7 @@ void refuse_zero_in_half(const char* optimizer, const char* term, double value, 
   if (c10::Half(static_cast<float>(value)) == 0 && std::ranges::any_of(groups, has_half)) {
     throw ConfigError(
         fmt::format("{}: {} is {}, which is 0 in fp16, the dtype of its parameters", optimizer, term, value),
-        "use --precision fp16_mixed or bf16, or a larger eps");
+        "use --precision bf16_mixed or fp16_mixed, or a larger eps");
   }
 }
 

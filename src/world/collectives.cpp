@@ -208,9 +208,6 @@ std::vector<std::string> World::Impl::gather(std::string_view what, std::string_
 std::vector<std::int64_t> World::Impl::control_all_reduce(std::string_view what, Operation operation,
                                                           const std::vector<std::int64_t>& values, c10d::ReduceOp op,
                                                           std::chrono::milliseconds longest) {
-  if (alone()) {
-    return values;
-  }
   const at::Tensor tensor = at::tensor(values, at::kLong);
   control(what, operation, 0, [&] {
     std::vector<at::Tensor> tensors{tensor};
@@ -328,18 +325,23 @@ GatheredRows WorldAccess::all_gather(World& world, const at::Tensor& tensor) {
 }
 
 void World::barrier(std::string_view what) {
-  impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, {0}, c10d::ReduceOp::SUM);
+  if (!impl_->alone()) {
+    impl_->control_all_reduce(fmt::format("barrier '{}'", what), Operation::barrier, {0}, c10d::ReduceOp::SUM);
+  }
 }
 
 bool World::any(bool value) {
-  return impl_->control_all_reduce("any", Operation::any, {value}, c10d::ReduceOp::MAX).front() != 0;
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("any", Operation::any, {value}, c10d::ReduceOp::MAX).front() != 0;
 }
 
 bool WorldAccess::any_without_timeout(World& world, bool value) {
   constexpr std::chrono::hours kNoLimit{24 * 365};
-  return world.impl_
-             ->control_all_reduce("waiting for callbacks", Operation::any, {value}, c10d::ReduceOp::MAX, kNoLimit)
-             .front() != 0;
+  World::Impl& impl = *world.impl_;
+  return impl.alone()
+             ? value
+             : impl.control_all_reduce("waiting for callbacks", Operation::any, {value}, c10d::ReduceOp::MAX, kNoLimit)
+                       .front() != 0;
 }
 
 void WorldAccess::run_as_callback(World& world, std::string_view name, std::string_view where,
@@ -352,14 +354,18 @@ void WorldAccess::run_as_callback(World& world, std::string_view name, std::stri
 }
 
 bool World::all(bool value) {
-  return impl_->control_all_reduce("all", Operation::all, {value}, c10d::ReduceOp::MIN).front() != 0;
+  return impl_->alone() ? value
+                        : impl_->control_all_reduce("all", Operation::all, {value}, c10d::ReduceOp::MIN).front() != 0;
 }
 
 // All have the same number if the largest is also the smallest: the complement of the largest complement.
 bool WorldAccess::all_equal(World& world, std::string_view text) {
+  World::Impl& impl = *world.impl_;
+  if (impl.alone()) {
+    return true;
+  }
   const std::int64_t mine = digest_of(text);
-  const auto largest =
-      world.impl_->control_all_reduce("comparison", Operation::all, {mine, ~mine}, c10d::ReduceOp::MAX);
+  const auto largest = impl.control_all_reduce("comparison", Operation::all, {mine, ~mine}, c10d::ReduceOp::MAX);
   return largest[0] == ~largest[1];
 }
 

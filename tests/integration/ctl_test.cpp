@@ -69,7 +69,7 @@ TEST_F(Ctl, ValidationsOnRequestDecideNothing) {
       command(TRAIN_PROGRAM, run(),
               {"--nprocs", "1", "--max_epochs", "1000", "--work_ms", "20", "--early_stop.metric", "val_loss",
                "--early_stop.min_delta", "1000", "--early_stop.patience", "10", "--data.workers", "0"}));
-  ASSERT_TRUE(training.wait_for("val_loss")) << training.err();
+  ASSERT_TRUE(training.wait_for("| val_loss")) << training.err();
   EXPECT_EQ(ctl("validate").out, "validate: taken\n");
   EXPECT_EQ(ctl("validate").out, "validate: taken\n");
   const auto ended = training.wait();

@@ -95,11 +95,11 @@ struct StageContext {
   MetricSink* media = nullptr;             ///< gets what the three functions below make; null: nothing keeps it
 
   /// Adds a metric to the report of this stage, or, with the prefix val_ or test_, to its validation or test; at other
-  /// stages to the next report, which gets the last value of each name. It may be the metric of checkpoint.monitor and
-  /// of other callbacks. Trainer::validate and test return what was logged with their means. Give the same value on
-  /// every rank. Throws: Error (a name that the report has; at the start or end of a batch, in a prediction, at fit_end
-  /// and exception, which no report follows). The next report throws it for a name with the prefix of a validation or
-  /// an epoch.
+  /// stages to the next report, if one follows, which gets the last value of each name. It may be the metric of
+  /// checkpoint.monitor and of other callbacks. Trainer::validate and test return what was logged with their means.
+  /// Give the same value on every rank. Throws: Error (a name that the report has; at the start or end of a batch, in a
+  /// prediction, at fit_end and exception, which no report follows). The next report throws it for a name with the
+  /// prefix of a validation or an epoch.
   void log(std::string_view name, double value) const;
 
   /// For --report.tensorboard; other destinations ignore them. Only the main rank writes them, so any rank may call

@@ -357,8 +357,8 @@ TEST(Factories, RefuseHalfParametersWhereTheirEpsIsZero) {
   const NamedTensors half{{"weight", at::ones({3, 3}, at::kHalf)}};
   const auto build = [&](const OptimizerFactory& make) { return [&half, make] { build_optimizer(make, half); }; };
   EXPECT_EQ(message_of(build(rmsprop())),
-            "rmsprop: eps is 1e-08, which is 0 in fp16, the dtype of its parameters | use --precision fp16_mixed or "
-            "bf16, or a larger eps");
+            "rmsprop: eps is 1e-08, which is 0 in fp16, the dtype of its parameters | use --precision bf16_mixed or "
+            "fp16_mixed, or a larger eps");
   EXPECT_THAT(message_of(build(muon())), HasSubstr("muon: adamw.eps is 1e-08, which is 0 in fp16"));
   EXPECT_THAT(message_of(build(prodigy({.eps = 0.01}))), HasSubstr("prodigy: eps x d0 is 1e-08, which is 0 in fp16"));
   EXPECT_EQ(message_of(build(rmsprop({.eps = 1e-7}))), "no error") << "it is a subnormal number there";
