@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// Prints the text to standard output, behind what is in its buffer, and empties the buffer. Throws: IoError.
-inline void write_output(std::string_view text = {}) {
+inline void write_output(std::string_view text = "") {
   if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size() || std::fflush(stdout) != 0) {
     throw IoError(fmt::format("cannot write to standard output: {}", std::strerror(errno)), {}, errno);
   }
