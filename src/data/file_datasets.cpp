@@ -137,7 +137,8 @@ std::shared_ptr<Dataset> token_dataset(const fs::path& file, const TokenFile& la
     throw DataError(fmt::format("token data set: token_bytes is {}, expected 2 or 4", layout.token_bytes));
   }
   if (layout.stride < 0) {
-    throw DataError(fmt::format("token data set: stride is {}, expected 0 or more", layout.stride));
+    throw DataError(fmt::format("token data set: stride is {}, expected 0 or more", layout.stride),
+                    "it is the distance between the beginnings of two windows; 0 is the length of a window");
   }
   return std::make_shared<TokenDataset>(open_data(file), layout);
 }

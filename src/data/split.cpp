@@ -30,7 +30,8 @@ Ids draw(std::int64_t size, const SplitOptions& options) {
   }
   if (options.count == 0 && !(options.fraction >= 0 && options.fraction <= 1)) {
     throw DataError(
-        fmt::format("split: SplitOptions::fraction is {}, expected a part between 0 and 1", options.fraction));
+        fmt::format("split: SplitOptions::fraction is {}, expected a part between 0 and 1", options.fraction),
+        "0.1 takes a tenth of the samples for validation; SplitOptions::count is a number of samples");
   }
   const auto count = options.count != 0
                          ? options.count

@@ -30,23 +30,19 @@ class Fp32Copies {
   /// Puts the copies into `list`.
   Fp32Copies(std::vector<at::Tensor>& list, std::span<const std::int64_t> positions) {
     std::int64_t size = 0;
-    for (const at::Tensor& tensor : list) {
-      size += is_rounded(tensor) ? tensor.numel() : 0;
-    }
-    std::vector<at::Tensor> copies;
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (is_rounded(list[i])) {
-        if (!memory_.defined()) {
-          memory_ = at::empty({size}, list[i].options().dtype(at::kFloat).requires_grad(false));
-        }
         originals_.push_back(list[i]);
         positions_.push_back(positions[i]);
+        size += list[i].numel();
       }
     }
-    copies = views_of(memory_);
-    if (!copies.empty()) {
-      at::_foreach_copy_(copies, originals_);
+    if (originals_.empty()) {
+      return;
     }
+    memory_ = at::empty({size}, originals_.front().options().dtype(at::kFloat).requires_grad(false));
+    const std::vector<at::Tensor> copies = views_of(memory_);
+    at::_foreach_copy_(copies, originals_);
     auto next = copies.begin();
     for (at::Tensor& tensor : list) {
       if (is_rounded(tensor)) {

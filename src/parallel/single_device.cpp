@@ -82,8 +82,11 @@ void SingleDeviceOptimizer::build() {
   if (strategy_.optim_.stochastic_rounding && has_bfloat16) {
     rounded_ = dynamic_cast<ListOptimizer*>(built_.optimizer.get());
     if (rounded_ == nullptr) {
-      throw ConfigError(fmt::format("optim.stochastic_rounding: optimizer '{}' calculates its updates itself", name()),
-                        "use a factory of lockstep, such as lockstep::adamw(), or --optim.stochastic_rounding false");
+      throw ConfigError(
+          fmt::format("--optim.stochastic_rounding true: optimizer '{}' has bfloat16 parameters, and only optimizers "
+                      "of lockstep can round their updates at random",
+                      name()),
+          "use a factory of lockstep, such as lockstep::adamw(), or --optim.stochastic_rounding false");
     }
   }
 }

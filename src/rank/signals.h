@@ -32,7 +32,7 @@ class SignalScope {
 
 /// Call it when the exit code is decided. From the return of main on, the process ends with that code whatever signal
 /// asks it to stop: the destructors of LibTorch and of other libraries take a while. Until then, and for signals that
-/// the program handles or ignores itself, nothing changes. A second one, at least a second later, ends it.
+/// the program handles or ignores itself, nothing changes. A second signal, at least a second later, ends it.
 void ignore_stops_at_exit();
 
 }  // namespace lockstep

@@ -21,6 +21,7 @@
 #include "optim/loss_scaler.h"
 #include "optim/param_groups.h"
 #include "parallel/single_device.h"
+#include "support/all_optimizers.h"
 #include "support/bfloat16.h"
 #include "support/message_of.h"
 #include "support/tensors.h"
@@ -58,30 +59,6 @@ Trained make(const OptimizerFactory& factory, std::vector<at::Tensor> parameters
   }
   trained.built = build_optimizer(OptimizerSpec(factory), trained.parameters);
   return trained;
-}
-
-struct Named {
-  const char* name;
-  OptimizerFactory make;
-};
-
-std::vector<Named> optimizers() {
-  return {{"sgd", sgd({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1})},
-          {"adam", adam({.lr = 0.02, .amsgrad = true})},
-          {"adamw", adamw({.lr = 0.02})},
-          {"rmsprop", rmsprop({.lr = 0.01, .momentum = 0.5, .centered = true})},
-          {"adagrad", adagrad({.lr = 0.1, .lr_decay = 0.01})},
-          {"adadelta", adadelta({.lr = 1})},
-          {"adamax", adamax({.lr = 0.02})},
-          {"nadam", nadam({.lr = 0.01})},
-          {"radam", radam({.lr = 0.01, .beta2 = 0.9})},
-          {"asgd", asgd({.lr = 0.05, .t0 = 5})},
-          {"rprop", rprop({.lr = 1.0 / 128})},  // its first state is lr
-          {"lion", lion({.lr = 0.01, .weight_decay = 0.1})},
-          {"adafactor", adafactor({.lr = 0.05})},
-          {"muon", muon({.lr = 0.02, .adamw = {.lr = 0.02}})},
-          {"prodigy", prodigy({.weight_decay = 0.1, .d0 = 1e-3})},
-          {"schedule_free_adamw", schedule_free_adamw({.lr = 0.02, .weight_decay = 0.1, .r = 1})}};
 }
 
 /// Vectors, a matrix with its dimensions exchanged in memory, numbers, and nothing.
@@ -122,7 +99,7 @@ void expect_all_neighbours(const NamedTensors& found, const NamedTensors& exact)
 }
 
 TEST(Fp32Update, GivesEveryOptimizerTheNeighboursOfItsFp32Update) {
-  for (const Named& optimizer : optimizers()) {
+  for (const NamedOptimizer& optimizer : all_optimizers()) {
     SCOPED_TRACE(optimizer.name);
     Trained half = make(optimizer.make, as_bfloat16(values()));
     Trained whole = make(optimizer.make, values());
@@ -236,7 +213,7 @@ TEST(Fp32Update, OfElementsIsThatOfParameters) {
 }
 
 TEST(Fp32Update, LeavesTheBitsOfASkippedStep) {
-  for (const Named& optimizer : optimizers()) {
+  for (const NamedOptimizer& optimizer : all_optimizers()) {
     Trained trained = make(optimizer.make, as_bfloat16(values()));
     auto* const skips = dynamic_cast<SkipsOnDevice*>(trained.built.optimizer.get());
     if (skips == nullptr) {
@@ -344,7 +321,7 @@ TEST(Fp32Update, LeavesOtherOptimizersAlone) {
     specs[1].module = net[1].get();
     strategy.prepare(*net, specs);
     std::swap(specs[0].make, specs[1].make);
-    EXPECT_THAT(message_of([&] { strategy.prepare(*net, specs); }), HasSubstr("calculates its updates itself"));
+    EXPECT_THAT(message_of([&] { strategy.prepare(*net, specs); }), HasSubstr("only optimizers of lockstep can round"));
   });
 }
 
@@ -356,7 +333,9 @@ TEST(Fp32Update, IsRefusedForOptimizersThatCalculateTheirUpdatesThemselves) {
     const OptimizerSpec spec(
         [](ParamGroups groups) { return std::make_unique<torch::optim::AdamW>(std::move(groups)); });
     const auto error = error_of([&] { strategy.prepare(*net, {&spec, 1}); });
-    EXPECT_STREQ(error.what(), "optim.stochastic_rounding: optimizer 'main' calculates its updates itself");
+    EXPECT_STREQ(error.what(),
+                 "--optim.stochastic_rounding true: optimizer 'main' has bfloat16 parameters, and only optimizers of "
+                 "lockstep can round their updates at random");
     EXPECT_THAT(error.hint(), HasSubstr("lockstep::adamw()"));
   });
 }

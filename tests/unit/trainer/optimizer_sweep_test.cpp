@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/trainer/callbacks.h>
 
+#include "support/all_optimizers.h"
 #include "support/at_stage.h"
 #include "support/message_of.h"
 #include "support/sweep.h"
@@ -27,32 +28,8 @@
 namespace lockstep {
 namespace {
 
-struct Named {
-  const char* name;
-  OptimizerFactory make;
-};
-
-std::vector<Named> optimizers() {
-  return {{"sgd", sgd({.lr = 0.1, .momentum = 0.9})},
-          {"adam", adam({.lr = 0.02, .amsgrad = true})},
-          {"adamw", adamw({.lr = 0.02})},
-          {"rmsprop", rmsprop({.lr = 0.01, .momentum = 0.5, .centered = true})},
-          {"adagrad", adagrad({.lr = 0.1, .lr_decay = 0.01})},
-          {"adadelta", adadelta({.lr = 1})},
-          {"adamax", adamax({.lr = 0.02})},
-          {"nadam", nadam({.lr = 0.01})},
-          {"radam", radam({.lr = 0.01, .beta2 = 0.9})},
-          {"asgd", asgd({.lr = 0.05, .t0 = 5})},
-          {"rprop", rprop({.lr = 0.01})},
-          {"lion", lion({.lr = 0.01, .weight_decay = 0.1})},
-          {"adafactor", adafactor({.lr = 0.05})},
-          {"muon", muon({.lr = 0.02, .adamw = {.lr = 0.02}})},
-          {"prodigy", prodigy({.weight_decay = 0.1, .d0 = 1e-3})},
-          {"schedule_free_adamw", schedule_free_adamw({.lr = 0.02, .weight_decay = 0.1, .r = 1})}};
-}
-
 /// Those that refuse half parameters with their usual eps, with a larger one.
-std::vector<Named> optimizers_with_larger_eps() {
+std::vector<NamedOptimizer> optimizers_with_larger_eps() {
   return {{"rmsprop", rmsprop({.lr = 0.01, .eps = 1e-3, .momentum = 0.5, .centered = true})},
           {"adagrad", adagrad({.lr = 0.1, .lr_decay = 0.01, .eps = 1e-3})},
           {"adamax", adamax({.lr = 0.02, .eps = 1e-3})},
@@ -64,20 +41,20 @@ std::vector<Named> optimizers_with_larger_eps() {
 }
 
 /// All of them, such that they train parameters of the precision.
-std::vector<Named> optimizers_for(Precision precision) {
-  std::vector<Named> found = optimizers();
+std::vector<NamedOptimizer> optimizers_for(Precision precision) {
+  std::vector<NamedOptimizer> found = all_optimizers();
   if (precision == Precision::fp16) {
-    for (const Named& other : optimizers_with_larger_eps()) {
-      std::ranges::find(found, std::string_view(other.name), &Named::name)->make = other.make;
+    for (const NamedOptimizer& other : optimizers_with_larger_eps()) {
+      std::ranges::find(found, std::string_view(other.name), &NamedOptimizer::name)->make = other.make;
     }
   }
   return found;
 }
 
 /// Prodigy looks at all parameters together.
-std::vector<Named> shardable_optimizers() {
-  auto found = optimizers();
-  std::erase_if(found, [](const Named& optimizer) { return optimizer.name == std::string_view("prodigy"); });
+std::vector<NamedOptimizer> shardable_optimizers() {
+  auto found = all_optimizers();
+  std::erase_if(found, [](const NamedOptimizer& optimizer) { return optimizer.name == std::string_view("prodigy"); });
   return found;
 }
 
@@ -115,7 +92,7 @@ NamedTensors train(const OptimizerFactory& make, World& world, TrainConfig confi
   return result;
 }
 
-TrainConfig base(const Named& optimizer, Precision precision) {
+TrainConfig base(const NamedOptimizer& optimizer, Precision precision) {
   TrainConfig config = in_memory({.max_epochs = 3});
   config.run_name = optimizer.name;
   config.precision = precision;
@@ -123,7 +100,7 @@ TrainConfig base(const Named& optimizer, Precision precision) {
 }
 
 /// Between one rank and several. Prodigy's rate grows from 0.001 of the others', and what was rounded grows with it.
-double tolerance(const Named& optimizer, Precision precision) {
+double tolerance(const NamedOptimizer& optimizer, Precision precision) {
   if (precision == Precision::fp64) {
     return 1e-10;
   }
@@ -133,7 +110,7 @@ double tolerance(const Named& optimizer, Precision precision) {
 TEST(OptimizerSweep, RanksAgreeWithOneRank) {
   Sweep sweep("optimizers on ranks");
   for (const Precision precision : {Precision::fp64, Precision::fp32}) {
-    for (const Named& optimizer : optimizers()) {
+    for (const NamedOptimizer& optimizer : all_optimizers()) {
       SCOPED_TRACE(std::string(optimizer.name) + (precision == Precision::fp64 ? " in fp64" : " in fp32"));
       const TrainConfig config = base(optimizer, precision);
       NamedTensors one;
@@ -166,7 +143,7 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
   for (const auto& [precision, rounds] :
        {std::pair(Precision::fp32, false), std::pair(Precision::fp64, false), std::pair(Precision::bf16, false),
         std::pair(Precision::bf16, true), std::pair(Precision::fp16, false), std::pair(Precision::fp16_mixed, false)}) {
-    for (const Named& optimizer : optimizers_for(precision)) {
+    for (const NamedOptimizer& optimizer : optimizers_for(precision)) {
       const TempDir dir;
       TrainConfig config = base(optimizer, precision);
       config.optim.stochastic_rounding = rounds;
@@ -205,14 +182,14 @@ TEST(OptimizerSweep, AResumedRunHasTheBytesOfTheUndisturbedOne) {
 
 TEST(OptimizerSweep, HalfParametersAreTrainedOrRefused) {
   Sweep sweep("optimizers of half parameters");
-  const std::vector<Named> refused = optimizers_with_larger_eps();
+  const std::vector<NamedOptimizer> refused = optimizers_with_larger_eps();
   thread_world(1, [&](World& world) {
-    for (const Named& optimizer : optimizers()) {
+    for (const NamedOptimizer& optimizer : all_optimizers()) {
       NamedTensors found;
       const std::string message =
           message_of([&] { found = train(optimizer.make, world, base(optimizer, Precision::fp16)); });
       const bool is_refused =
-          std::ranges::find(refused, std::string_view(optimizer.name), &Named::name) != refused.end();
+          std::ranges::find(refused, std::string_view(optimizer.name), &NamedOptimizer::name) != refused.end();
       EXPECT_EQ(message.find("which is 0 in fp16") != std::string::npos, is_refused) << optimizer.name << message;
       const bool is_finite = std::ranges::all_of(
           found, [](const auto& entry) { return entry.second.isfinite().all().template item<bool>(); });
@@ -229,7 +206,8 @@ struct Part {
   bool shards = false;
   std::int64_t steps = 0;  // 0: to the end
 };
-std::vector<NamedTensors> train_in_parts(const Named& optimizer, Precision precision, const std::vector<Part>& parts) {
+std::vector<NamedTensors> train_in_parts(const NamedOptimizer& optimizer, Precision precision,
+                                         const std::vector<Part>& parts) {
   const TempDir dir;
   TrainConfig config = base(optimizer, precision);
   config.optim.stochastic_rounding = precision == Precision::bf16;
@@ -251,7 +229,7 @@ std::vector<NamedTensors> train_in_parts(const Named& optimizer, Precision preci
 
 TEST(OptimizerSweep, AShardedStateGivesTheSameBytes) {
   Sweep sweep("sharded optimizers");
-  for (const Named& optimizer : shardable_optimizers()) {
+  for (const NamedOptimizer& optimizer : shardable_optimizers()) {
     for (const auto& [precision, ranks] :
          {std::pair(Precision::fp32, 4), std::pair(Precision::bf16, 2), std::pair(Precision::fp16_mixed, 2)}) {
       const auto plain = train_in_parts(optimizer, precision, {{ranks, false}});
@@ -268,7 +246,7 @@ TEST(OptimizerSweep, AShardedStateGivesTheSameBytes) {
 
 TEST(OptimizerSweep, AShardedRunResumesWithAndWithoutShards) {
   Sweep sweep("resumed sharded optimizers");
-  for (const Named& optimizer : shardable_optimizers()) {
+  for (const NamedOptimizer& optimizer : shardable_optimizers()) {
     const NamedTensors straight = train_in_parts(optimizer, Precision::fp64, {{2, false}}).front();
     for (const auto& [before, after] : {std::pair(true, false), std::pair(false, true)}) {
       const NamedTensors found = train_in_parts(optimizer, Precision::fp64, {{2, before, 7}, {2, after}}).front();
